@@ -1,0 +1,1 @@
+//! The RabbitMQ backend of the anymq messaging library.

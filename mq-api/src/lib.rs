@@ -1,0 +1,1 @@
+//! Traits and types of the anymq messaging library.

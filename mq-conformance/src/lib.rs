@@ -1,0 +1,1 @@
+//! The conformance suite of the anymq messaging library; any backend can run it.

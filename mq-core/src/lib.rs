@@ -1,0 +1,1 @@
+//! The engine that every anymq backend shares; for authors of backends.

@@ -1,0 +1,1 @@
+//! The Kafka backend of the anymq messaging library.

@@ -1,0 +1,1 @@
+//! The in-memory broker of the anymq messaging library.

@@ -1,0 +1,1 @@
+//! The Redis backend of the anymq messaging library.

@@ -1,0 +1,1 @@
+//! Real brokers, faults and history checks for the tests of anymq.

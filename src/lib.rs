@@ -1,0 +1,1 @@
+//! The anymq messaging library.

@@ -1,0 +1,3 @@
+//! The commands of the anymq repository.
+
+fn main() {}
