@@ -1,1 +1,40 @@
 //! Real brokers, faults and history checks for the tests of anymq.
+//!
+//! * [`Server`] is one private Redis, RabbitMQ, Kafka or PostgreSQL: on free ports of 127.0.0.1, with all its state in
+//!   one folder under `target/brokers`, ended with the process that started it, however that ends.
+//! * [`Fleet`] starts several at once, or uses the ones that `MQ_TEST_*_URL` names.
+//!
+//! Not published; nothing here is part of the library.
+
+mod fleet;
+mod folders;
+mod greet;
+mod install;
+mod kafka;
+mod kind;
+mod ports;
+mod postgres;
+mod problem;
+mod process;
+mod programs;
+mod rabbitmq;
+mod redis;
+mod server;
+mod table;
+mod wait;
+
+pub use fleet::{Entry, Fleet, Origin, url_answers};
+pub use folders::{Folder, logs_in, root, sweep, target};
+pub use greet::answers;
+pub use install::{provide, shortage};
+pub use kafka::KafkaOptions;
+pub use kind::Kind;
+pub use ports::free_port;
+pub use postgres::PostgresOptions;
+pub use problem::{Problem, Result};
+pub use process::{Launch, Process};
+pub use rabbitmq::RabbitOptions;
+pub use redis::RedisOptions;
+pub use server::{Killed, Restarted, Server};
+pub use table::{Running, identity, is_same, running};
+pub use wait::{eventually, until};

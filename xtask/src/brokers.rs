@@ -1,12 +1,237 @@
-//! `cargo xtask brokers`: the real servers.
+//! `cargo xtask brokers`: the real servers, started and ended on their own.
+//!
+//! `up` starts a keeper, a process that starts the servers and stays while they do. Every server ends with the keeper,
+//! and the keeper ends with `up` until `up` has told it to stay; so neither a `kill -9` of `up` half way nor one of the
+//! keeper leaves a server behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::Subcommand;
+use mq_testbed::{Entry, Fleet, Folder, Kind, Origin, Problem};
+use serde_json::{Value, json};
 
 use crate::Outcome;
 
 /// Arguments of `cargo xtask brokers`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Install what is missing, start the servers, and write their URLs to `target/brokers/env`.
+    Up,
+    /// End the servers of `up` and remove their state.
+    Down,
+    /// List servers, processes and ports, of `up` and of every test that runs in this checkout.
+    Status,
+    /// Print the end of the servers' logs.
+    Logs {
+        /// redis, rabbitmq, kafka or postgres; all of them by default.
+        server: Option<String>,
+    },
+    /// The keeper that `up` starts.
+    #[command(hide = true)]
+    Keep,
+}
 
 /// Runs the command.
-pub(crate) fn run(_: Args) -> Outcome {
-    Err("`cargo xtask brokers` is not built yet".into())
+pub(crate) fn run(args: Args) -> Outcome {
+    match args.action {
+        Action::Up => up(),
+        Action::Down => down(),
+        Action::Status => status(),
+        Action::Logs { server } => logs(server.as_deref()),
+        Action::Keep => keep(),
+    }
+}
+
+fn env_file() -> PathBuf {
+    mq_testbed::root().join("env")
+}
+
+fn up_folder() -> PathBuf {
+    mq_testbed::root().join("up")
+}
+
+/// What the keeper told about its servers, as it lies in `up/state.json`.
+fn state() -> Option<Value> {
+    serde_json::from_str(&fs::read_to_string(up_folder().join("state.json")).ok()?).ok()
+}
+
+fn up() -> Outcome {
+    mq_testbed::sweep();
+    if state().is_some() {
+        println!("already up; `cargo xtask brokers down` ends them");
+        return report(&state().unwrap_or_default());
+    }
+    let ours: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| std::env::var_os(kind.variable()).is_none()).collect();
+    mq_testbed::provide(&ours, |line| println!("{line}"))?;
+
+    let program = std::env::current_exe().map_err(Problem::during("find this program's file"))?;
+    fs::create_dir_all(mq_testbed::root()).map_err(Problem::during("make target/brokers"))?;
+    let log = fs::File::create(mq_testbed::root().join("keeper.log")).map_err(Problem::during("open keeper.log"))?;
+    // A session of its own: closing the terminal must not end it.
+    let mut keeper = Command::new("setsid")
+        .arg(program)
+        .args(["brokers", "keep"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(Problem::during("start the keeper through setsid (package util-linux)"))?;
+    let mut told = String::new();
+    if let Some(out) = keeper.stdout.take() {
+        BufReader::new(out).read_line(&mut told).map_err(Problem::during("hear from the keeper"))?;
+    }
+    let state: Value = serde_json::from_str(&told).map_err(|_| {
+        format!("the keeper ended before its servers ran; see {}/keeper.log", mq_testbed::root().display())
+    })?;
+    let mut env = String::new();
+    for entry in entries(&state) {
+        if let Some(url) = entry["url"].as_str() {
+            // Quoted: an AMQP URL holds a percent sign, another's may hold an ampersand.
+            env += &format!("{}='{url}'\n", entry["variable"].as_str().unwrap_or_default());
+        }
+    }
+    fs::write(env_file(), env).map_err(Problem::during("write target/brokers/env"))?;
+    if let Some(mut input) = keeper.stdin.take() {
+        input.write_all(b"stay\n").map_err(Problem::during("tell the keeper to stay"))?;
+    }
+    report(&state)
+}
+
+fn entries(state: &Value) -> &[Value] {
+    state["entries"].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn report(state: &Value) -> Outcome {
+    let (mut up, mut missing) = (0, 0);
+    for entry in entries(state) {
+        let kind = entry["kind"].as_str().unwrap_or_default();
+        match entry["url"].as_str() {
+            Some(url) => {
+                up += 1;
+                println!("{kind:<9} {url}  {}", entry["how"].as_str().unwrap_or_default());
+            }
+            None => {
+                missing += 1;
+                println!("{kind:<9} missing: {}", entry["how"].as_str().unwrap_or_default());
+            }
+        }
+    }
+    println!("URLs for a shell: set -a; . {}; set +a", env_file().display());
+    println!("{up} up, {missing} missing");
+    if missing > 0 { Err("some servers are missing; what to install stands above".into()) } else { Ok(()) }
+}
+
+/// Starts the servers, tells about them in one line, and stays if told so.
+fn keep() -> Outcome {
+    let (told, orders) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let _ = std::io::stdin().read_line(&mut line);
+        if line.trim() != "stay" {
+            // `up` is gone. Ending at once ends the servers too; the folder goes with the next call's sweep.
+            std::process::exit(1);
+        }
+        let _ = told.send(());
+    });
+    let folder = Folder::for_up()?;
+    let place = folder.path().join("state.json");
+    let fleet = Fleet::start(&Kind::ALL, folder);
+    let state = json!({ "entries": fleet.entries().iter().map(entry).collect::<Vec<_>>() });
+    println!("{state}");
+    orders.recv().map_err(Problem::during("hear from `up`"))?;
+    fs::write(place, state.to_string()).map_err(Problem::during("write the state"))?;
+    loop {
+        // Until `down` kills this process, and the kernel its servers.
+        std::thread::park();
+    }
+}
+
+fn entry(entry: &Entry) -> Value {
+    let how = match &entry.origin {
+        Origin::Given => "given".to_owned(),
+        Origin::Started(took) => format!("ready after {:.1} s", took.as_secs_f64()),
+        Origin::Missing(problem) => problem.to_string(),
+    };
+    json!({ "kind": entry.kind.name(), "variable": entry.kind.variable(), "url": entry.url, "how": how })
+}
+
+fn down() -> Outcome {
+    let owner = fs::read_to_string(up_folder().join("owner")).unwrap_or_default();
+    if mq_testbed::is_same(&owner) {
+        let pid = owner.split('@').next().unwrap_or_default();
+        // Not a clean stop: the data is removed anyway, and this way it takes no time.
+        let killed = Command::new("kill").args(["-KILL", pid]).status().map_err(Problem::during("run kill"))?;
+        if !killed.success() || !mq_testbed::eventually(Duration::from_secs(10), || !mq_testbed::is_same(&owner)) {
+            return Err(format!("the keeper, process {pid}, does not end; was it started by another user?"));
+        }
+    }
+    mq_testbed::sweep();
+    let _ = fs::remove_file(env_file());
+    println!("down");
+    Ok(())
+}
+
+fn status() -> Outcome {
+    mq_testbed::sweep();
+    let mut up = 0;
+    if let Some(state) = state() {
+        for entry in entries(&state) {
+            let Some((kind, url)) = entry["kind"].as_str().and_then(Kind::named).zip(entry["url"].as_str()) else {
+                continue;
+            };
+            let answers = mq_testbed::url_answers(kind, url);
+            up += i32::from(answers);
+            println!("{kind:<9} {url}  {}", if answers { "answers" } else { "does not answer" });
+        }
+    }
+    let running = mq_testbed::running();
+    for process in &running {
+        let folder = process.folder.strip_prefix(mq_testbed::root()).unwrap_or(&process.folder);
+        println!(
+            "process {:<7} {:<15} ports {:?} in {}",
+            process.pid,
+            process.program,
+            process.ports,
+            folder.display()
+        );
+    }
+    let ports: usize = running.iter().map(|process| process.ports.len()).sum();
+    println!("{up} up, {} processes, {ports} ports", running.len());
+    Ok(())
+}
+
+fn logs(server: Option<&str>) -> Outcome {
+    let kinds = match server {
+        None => Kind::ALL.to_vec(),
+        Some(name) => vec![Kind::named(name).ok_or_else(|| format!("no server is called {name}; see --help"))?],
+    };
+    let mut found = false;
+    for kind in kinds {
+        for file in mq_testbed::logs_in(&up_folder().join(kind.name())) {
+            found = true;
+            print_end(&file)?;
+        }
+    }
+    if found { Ok(()) } else { Err("no logs; `cargo xtask brokers up` starts the servers".into()) }
+}
+
+fn print_end(file: &Path) -> Outcome {
+    let text = fs::read(file).map_err(Problem::during(format!("read {}", file.display())))?;
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    println!("== {} ({} lines)", file.display(), lines.len());
+    for line in &lines[lines.len().saturating_sub(40)..] {
+        println!("{line}");
+    }
+    Ok(())
 }

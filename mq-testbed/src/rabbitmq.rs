@@ -1,0 +1,200 @@
+//! How a RabbitMQ is started: its own epmd, its own Erlang home, every port on 127.0.0.1.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::server::Recipe;
+use crate::{Kind, Launch, Problem, Result, Server, folders, free_port, programs};
+
+/// What a test may ask of its RabbitMQ.
+#[derive(Debug, Clone, Default)]
+pub struct RabbitOptions {
+    /// Further lines of `rabbitmq.conf`.
+    pub lines: Vec<String>,
+    /// The content of `advanced.config`, for what `rabbitmq.conf` has no name for.
+    pub advanced: Option<String>,
+}
+
+impl RabbitOptions {
+    /// Starts a private RabbitMQ with these options.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start(self) -> Result<Server> {
+        Server::in_own_folder(|_, path| recipe(path, self.clone()), Kind::RabbitMq)
+    }
+
+    /// Ends consumers that hold a message unacknowledged for longer than this.
+    #[must_use]
+    pub fn consumer_timeout(mut self, limit: std::time::Duration) -> Self {
+        self.lines.push(format!("consumer_timeout = {}", limit.as_millis()));
+        // The timeout is looked at once per tick, which is a minute by default.
+        self.advanced = Some("[{rabbit, [{channel_tick_interval, 1000}]}].\n".into());
+        self
+    }
+}
+
+pub(crate) fn recipe(path: &Path, options: RabbitOptions) -> Result<Box<dyn Recipe>> {
+    Ok(Box::new(RabbitMq {
+        path: path.to_path_buf(),
+        port: free_port()?,
+        distribution: free_port()?,
+        epmd: free_port()?,
+        command_line: free_port()?,
+        home: programs::rabbitmq()?,
+        options,
+    }))
+}
+
+struct RabbitMq {
+    path: PathBuf,
+    port: u16,
+    distribution: u16,
+    epmd: u16,
+    command_line: u16,
+    home: PathBuf,
+    options: RabbitOptions,
+}
+
+impl RabbitMq {
+    fn environment(&self, mut launch: Launch) -> Launch {
+        let at = |name: &str| self.path.join(name).into_os_string();
+        let local = "-kernel inet_dist_use_interface {127,0,0,1}";
+        let settings: [(&'static str, OsString); 19] = [
+            // Erlang keeps its cookie in HOME.
+            ("HOME", at("")),
+            ("RABBITMQ_NODENAME", "mq@localhost".into()),
+            ("RABBITMQ_MNESIA_BASE", at("mnesia")),
+            ("RABBITMQ_LOG_BASE", at("log")),
+            ("RABBITMQ_CONFIG_FILE", at("rabbitmq.conf")),
+            ("RABBITMQ_ADVANCED_CONFIG_FILE", at("advanced.config")),
+            // Not the file of an installed service.
+            ("RABBITMQ_CONF_ENV_FILE", "/dev/null".into()),
+            ("RABBITMQ_ENABLED_PLUGINS_FILE", at("enabled_plugins")),
+            ("RABBITMQ_FEATURE_FLAGS_FILE", at("feature_flags")),
+            ("RABBITMQ_PID_FILE", at("pid")),
+            ("RABBITMQ_DIST_PORT", self.distribution.to_string().into()),
+            ("RABBITMQ_CTL_DIST_PORT_MIN", self.command_line.to_string().into()),
+            ("RABBITMQ_CTL_DIST_PORT_MAX", self.command_line.to_string().into()),
+            ("ERL_EPMD_PORT", self.epmd.to_string().into()),
+            ("ERL_EPMD_ADDRESS", "127.0.0.1".into()),
+            ("ERL_CRASH_DUMP", at("erl_crash.dump")),
+            ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", local.into()),
+            ("RABBITMQ_CTL_ERL_ARGS", local.into()),
+            ("LANG", "C.UTF-8".into()),
+        ];
+        launch.env.extend(settings);
+        launch
+    }
+}
+
+impl Recipe for RabbitMq {
+    fn kind(&self) -> Kind {
+        Kind::RabbitMq
+    }
+
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn url(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    }
+
+    fn prepare(&self) -> Result<()> {
+        let mut lines = vec![
+            format!("listeners.tcp.1 = 127.0.0.1:{}", self.port),
+            "log.console = false".to_owned(),
+            // The default is 50 MB free or every publisher stands still; say so here, where it can be changed.
+            "disk_free_limit.absolute = 50MB".into(),
+        ];
+        lines.extend(self.options.lines.iter().cloned());
+        programs::write(&self.path.join("rabbitmq.conf"), &(lines.join("\n") + "\n"))?;
+        programs::write(&self.path.join("enabled_plugins"), "[].\n")?;
+        match &self.options.advanced {
+            Some(terms) => programs::write(&self.path.join("advanced.config"), terms),
+            None => Ok(()),
+        }
+    }
+
+    fn companions(&self) -> Vec<Launch> {
+        // Without one of our own the node starts an epmd that outlives it and everybody.
+        let port = self.epmd.to_string();
+        let mut launch = Launch::new("epmd", &self.path).args(["-address", "127.0.0.1", "-port", &port]);
+        launch.log = self.path.join("epmd.log");
+        vec![launch]
+    }
+
+    fn launch(&self) -> Launch {
+        // With ALLOW_INPUT the start script becomes the Erlang machine by exec instead of starting it as a child, so
+        // the process we hold is the server; -noinput, since there is nobody to type.
+        let launch = Launch::new(self.home.join("sbin/rabbitmq-server"), &self.path).args(["-noinput"]);
+        self.environment(launch).env("RABBITMQ_ALLOW_INPUT", "1")
+    }
+}
+
+/// Plugins that a broker without plugins still consists of (RabbitMQ 3.10).
+const NEEDED: [&str; 24] = [
+    "accept",
+    "amqp10_common",
+    "amqp_client",
+    "aten",
+    "base64url",
+    "credentials_obfuscation",
+    "cuttlefish",
+    "enough",
+    "gen_batch_server",
+    "getopt",
+    "jsx",
+    "observer_cli",
+    "osiris",
+    "ra",
+    "rabbit",
+    "rabbit_common",
+    "rabbitmq_auth_mechanism_ssl",
+    "rabbitmq_prelaunch",
+    "ranch",
+    "recon",
+    "seshat",
+    "stdout_formatter",
+    "syslog",
+    "sysmon_handler",
+];
+
+/// A home that holds only what is needed, made of links: the installed one has 70 plugin folders, and looking for every
+/// module in all of them is half of the start time. Versions other than 3.10 are taken as they are.
+pub(crate) fn trimmed_home(installed: &Path) -> Result<PathBuf> {
+    let version = installed.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if !version.starts_with("rabbitmq_server-3.10.") {
+        return Ok(installed.to_path_buf());
+    }
+    let home = folders::cache().join(&version);
+    let done = home.join("complete");
+    if done.exists() {
+        return Ok(home);
+    }
+    let failed = |what: &str| Problem::during::<std::io::Error>(format!("make a RabbitMQ home, {what}"));
+    // Others may be making it at the same time: build aside, then rename.
+    let aside = folders::cache().join(format!("{version}.{}", std::process::id()));
+    folders::make(&aside.join("plugins"))?;
+    folders::make(&aside.join("sbin"))?;
+    for entry in std::fs::read_dir(installed.join("sbin")).map_err(failed("read sbin"))?.flatten() {
+        // Copies, for the scripts find their home from where they lie.
+        std::fs::copy(entry.path(), aside.join("sbin").join(entry.file_name())).map_err(failed("copy sbin"))?;
+    }
+    std::os::unix::fs::symlink(installed.join("escript"), aside.join("escript")).map_err(failed("link escript"))?;
+    for entry in std::fs::read_dir(installed.join("plugins")).map_err(failed("read plugins"))?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let plugin = name.split('-').next().unwrap_or_default();
+        if NEEDED.contains(&plugin) || plugin == "systemd" {
+            let link = aside.join("plugins").join(&name);
+            std::os::unix::fs::symlink(entry.path(), link).map_err(failed("link plugins"))?;
+        }
+    }
+    programs::write(&aside.join("complete"), "")?;
+    if std::fs::rename(&aside, &home).is_err() {
+        // Somebody else was faster.
+        let _ = std::fs::remove_dir_all(&aside);
+    }
+    Ok(home)
+}

@@ -1,0 +1,77 @@
+//! How a Redis is started.
+
+use std::path::{Path, PathBuf};
+
+use crate::server::Recipe;
+use crate::{Kind, Launch, Result, Server, free_port, programs};
+
+/// What a test may ask of its Redis.
+#[derive(Debug, Clone, Default)]
+pub struct RedisOptions {
+    /// Append-only file, flushed at each write: entries survive `kill -9`.
+    pub durable: bool,
+    /// Further lines of the configuration file.
+    pub lines: Vec<String>,
+}
+
+impl RedisOptions {
+    /// Starts a private Redis with these options.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start(self) -> Result<Server> {
+        Server::in_own_folder(|_, path| recipe(path, self.clone()), Kind::Redis)
+    }
+}
+
+pub(crate) fn recipe(path: &Path, options: RedisOptions) -> Result<Box<dyn Recipe>> {
+    Ok(Box::new(Redis { path: path.to_path_buf(), port: free_port()?, program: programs::redis()?, options }))
+}
+
+struct Redis {
+    path: PathBuf,
+    port: u16,
+    program: PathBuf,
+    options: RedisOptions,
+}
+
+impl Redis {
+    fn conf(&self) -> PathBuf {
+        self.path.join("redis.conf")
+    }
+}
+
+impl Recipe for Redis {
+    fn kind(&self) -> Kind {
+        Kind::Redis
+    }
+
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    fn prepare(&self) -> Result<()> {
+        let (append, flush) = if self.options.durable { ("yes", "always") } else { ("no", "everysec") };
+        let mut lines = vec![
+            format!("port {}", self.port),
+            "bind 127.0.0.1".into(),
+            format!("dir {}", self.path.display()),
+            // No snapshots: a test asks for durability by name, with the append-only file.
+            "save \"\"".into(),
+            format!("appendonly {append}"),
+            format!("appendfsync {flush}"),
+            // Else a replica waits 5 s for others to join it before the first copy.
+            "repl-diskless-sync-delay 0".into(),
+        ];
+        lines.extend(self.options.lines.iter().cloned());
+        programs::write(&self.conf(), &(lines.join("\n") + "\n"))
+    }
+
+    fn launch(&self) -> Launch {
+        Launch::new(&self.program, &self.path).args([self.conf()])
+    }
+}
