@@ -140,6 +140,10 @@ pub fn sweep() {
             remove(&folder);
         }
     }
+    if !root().join("up").exists() {
+        // Else a shell would source the URLs of servers that are gone.
+        let _ = fs::remove_file(root().join("env"));
+    }
 }
 
 /// Ends every server process inside the folder, then removes it (and its counterpart outside).
