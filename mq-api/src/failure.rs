@@ -1,0 +1,140 @@
+use crate::{Class, Error};
+use std::fmt;
+
+/// Any error, or text.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// Bytes of an error chain that are kept: what fits a dead-letter header on every backend.
+const MAX_CHAIN: usize = 1024;
+
+/// Why handling a message failed, with a class that decides what happens next.
+///
+/// Any error becomes one of class [`Class::Failed`]: redelivered after a back-off. Two wrappers say more, and may be
+/// returned from a handler like any error:
+///
+/// ```
+/// # use mq_api::{Class, Failure};
+/// let never = Failure::permanent("no such customer");       // dead-lettered now
+/// let later = Failure::transient("the database is down");   // not counted; the subscription pauses
+/// assert_eq!((never.class(), later.class()), (Class::Permanent, Class::Transient));
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Failure {
+    class: Class,
+    chain: Box<str>,
+}
+
+impl Failure {
+    /// Another try may succeed.
+    pub fn failed(error: impl Into<BoxError>) -> Self {
+        Self::with_class(Class::Failed, error.into())
+    }
+
+    /// No other try can succeed: dead-letter it now.
+    pub fn permanent(error: impl Into<BoxError>) -> Self {
+        Self::with_class(Class::Permanent, error.into())
+    }
+
+    /// Something that this program depends on is down: do not count this try.
+    pub fn transient(error: impl Into<BoxError>) -> Self {
+        Self::with_class(Class::Transient, error.into())
+    }
+
+    /// Takes the class from a [`Failure`] anywhere in the chain, else [`Class::Failed`]. An [`Error`] of this library
+    /// whose class is `Transient` (a send inside a handler while the broker is away) stays transient.
+    pub fn from_error(error: BoxError) -> Self {
+        let error = match error.downcast::<Failure>() {
+            Ok(failure) => return *failure,
+            Err(error) => error,
+        };
+        let mut class = Class::Failed;
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
+        while let Some(e) = cause {
+            if let Some(failure) = e.downcast_ref::<Failure>() {
+                class = failure.class;
+                break;
+            }
+            if let Some(own) = e.downcast_ref::<Error>()
+                && own.class() == Class::Transient
+            {
+                class = Class::Transient;
+                break;
+            }
+            cause = e.source();
+        }
+        Self::with_class(class, error)
+    }
+
+    fn with_class(class: Class, error: BoxError) -> Self {
+        let mut chain = error.to_string();
+        let mut cause = error.source();
+        while let Some(e) = cause
+            && chain.len() < MAX_CHAIN
+        {
+            let text = e.to_string();
+            // Many errors print their source themselves.
+            if !chain.contains(&text) {
+                chain.push_str(": ");
+                chain.push_str(&text);
+            }
+            cause = e.source();
+        }
+        if chain.len() > MAX_CHAIN {
+            let mut end = MAX_CHAIN;
+            while !chain.is_char_boundary(end) {
+                end -= 1;
+            }
+            chain.truncate(end);
+            chain.push('…');
+        }
+        Self { class, chain: chain.into() }
+    }
+
+    /// What happens next.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// The error and its causes, cut to a bound.
+    pub fn chain(&self) -> &str {
+        &self.chain
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.chain)
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({:?})", self.class, self.chain)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::Failure;
+    use crate::{Class, Error, ErrorKind};
+
+    #[test]
+    fn the_class_is_found_in_the_chain() {
+        let inner = Failure::permanent("no such card");
+        let outer = std::io::Error::other(inner);
+        assert_eq!(Failure::from_error(outer.into()).class(), Class::Permanent);
+        assert_eq!(Failure::from_error("text".into()).class(), Class::Failed);
+        let away = Error::new(ErrorKind::Unavailable, "broker away");
+        assert_eq!(Failure::from_error(away.into()).class(), Class::Transient);
+        let large = Error::new(ErrorKind::TooLarge, "too large");
+        assert_eq!(Failure::from_error(large.into()).class(), Class::Failed);
+    }
+
+    #[test]
+    fn the_chain_is_bounded_on_a_character() {
+        let failure = Failure::failed("ä".repeat(5000));
+        assert!(failure.chain().len() <= super::MAX_CHAIN + 4 && failure.chain().ends_with('…'));
+    }
+}

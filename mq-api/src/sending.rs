@@ -1,0 +1,139 @@
+use crate::{Durability, Error, Position, Result};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// The broker has the message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Receipt {
+    /// Where it is, on brokers that say so.
+    pub position: Option<Position>,
+    /// The partition, where topics have them.
+    pub partition: Option<u32>,
+    /// How safely the broker holds it.
+    pub level: Durability,
+    /// How many subscribers received it, where the broker counts them (Redis Pub/Sub). 0 is no error.
+    pub receivers: Option<u32>,
+}
+
+impl Receipt {
+    /// With a level only.
+    #[inline]
+    pub const fn new(level: Durability) -> Self {
+        Self { position: None, partition: None, level, receivers: None }
+    }
+
+    /// Adds where the message is.
+    #[inline]
+    pub const fn at(mut self, partition: Option<u32>, position: Position) -> Self {
+        self.partition = partition;
+        self.position = Some(position);
+        self
+    }
+
+    /// Adds how many received it.
+    pub const fn received_by(mut self, receivers: u32) -> Self {
+        self.receivers = Some(receivers);
+        self
+    }
+}
+
+/// What became of a send.
+pub type SendResult = Result<Receipt>;
+
+/// Where a waiting send looks for its outcome. Implemented by the engine.
+pub trait SendTable: Send + Sync {
+    /// The outcome of a ticket. Wakes the last waker given.
+    fn poll_sent(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<SendResult>;
+    /// Nobody waits any more: not sent if it still waits for room, else its outcome is counted.
+    fn forget(&self, ticket: u64);
+}
+
+/// The outcome of a send, to come. The message was queued when this was made, so call order is send order.
+///
+/// Cancel-safe: dropped while the message waits for room it is not sent; once taken it is sent, and a failure that nobody
+/// awaits is counted and shown by health.
+#[must_use = "a send is confirmed only when this was awaited and is `Ok`"]
+pub struct Sending {
+    ready: Option<SendResult>,
+    slow: Slow,
+}
+
+enum Slow {
+    No,
+    Yield,
+    Wait { table: Arc<dyn SendTable>, ticket: u64 },
+    Done,
+}
+
+impl Sending {
+    /// Known already.
+    #[inline]
+    pub fn ready(result: SendResult) -> Self {
+        Self { ready: Some(result), slow: Slow::No }
+    }
+
+    /// Known already, but lets other tasks run once first: a loop of ready sends must not starve them.
+    #[inline]
+    pub fn ready_after_yield(result: SendResult) -> Self {
+        Self { ready: Some(result), slow: Slow::Yield }
+    }
+
+    /// To be asked for.
+    pub fn wait(table: Arc<dyn SendTable>, ticket: u64) -> Self {
+        Self { ready: None, slow: Slow::Wait { table, ticket } }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<SendResult> {
+        match &self.slow {
+            Slow::Yield => {
+                self.slow = Slow::No;
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Slow::Wait { table, ticket } => {
+                let result = std::task::ready!(table.poll_sent(*ticket, cx));
+                self.slow = Slow::Done;
+                Poll::Ready(result)
+            }
+            Slow::No | Slow::Done => Poll::Ready(Err(Error::closed("this send (it was awaited before)"))),
+        }
+    }
+}
+
+impl Future for Sending {
+    type Output = SendResult;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<SendResult> {
+        if let Slow::No = self.slow
+            && let Some(result) = self.ready.take()
+        {
+            return Poll::Ready(result);
+        }
+        self.poll_slow(cx)
+    }
+}
+
+impl Drop for Sending {
+    #[inline]
+    fn drop(&mut self) {
+        if let Slow::Wait { table, ticket } = &self.slow {
+            table.forget(*ticket);
+        }
+    }
+}
+
+impl fmt::Debug for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.slow {
+            Slow::Wait { ticket, .. } => write!(f, "Sending(ticket {ticket})"),
+            _ => write!(f, "Sending({:?})", self.ready),
+        }
+    }
+}
