@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn the_class_is_found_in_the_chain() {
         let inner = Failure::permanent("no such card");
-        let outer = std::io::Error::other(inner);
+        let outer = Error::new(ErrorKind::Other, "charging").with_source(inner);
         assert_eq!(Failure::from_error(outer.into()).class(), Class::Permanent);
         assert_eq!(Failure::from_error("text".into()).class(), Class::Failed);
         let away = Error::new(ErrorKind::Unavailable, "broker away");
