@@ -2,6 +2,7 @@
 //!
 //! * [`Server`] is one private Redis, RabbitMQ, Kafka or PostgreSQL: on free ports of 127.0.0.1, with all its state in
 //!   one folder under `target/brokers`, ended with the process that started it, however that ends.
+//! * [`Proxy`](proxy::Proxy) stands before a server and misbehaves on demand.
 //! * [`Fleet`] starts several at once, or uses the ones that `MQ_TEST_*_URL` names.
 //!
 //! Not published; nothing here is part of the library.
@@ -18,6 +19,7 @@ mod postgres;
 mod problem;
 mod process;
 mod programs;
+pub mod proxy;
 mod rabbitmq;
 mod redis;
 mod server;
