@@ -1,5 +1,7 @@
 //! The whole path, in the order a newcomer meets it.
 
+#![allow(clippy::expect_used)]
+
 use mq_api::{
     Backlog, BrokerExt, ConsumerExt, Count, Deliveries, Durability, Failure, Group, Message, Ordering, ProducerExt,
     Result, Settled, Subscription, Topic,
