@@ -28,9 +28,9 @@ impl Crew {
             group: "billing".into(),
             name: "c".into(),
             history: folder.to_path_buf(),
-            // Two of these send a little more than two members can handle at 10 ms a message, so that there is always
-            // something in flight to be hurt.
-            rate: 110,
+            // Two of these keep two members at 10 ms a message nearly busy, so that there is always something in flight
+            // to be hurt, and what a fault held up is still worked off soon.
+            rate: 70,
             keys: 16,
             work: Duration::from_millis(10),
         };

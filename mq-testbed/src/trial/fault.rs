@@ -202,7 +202,7 @@ fn line(proxy: &mut Proxy, trouble: Trouble, time: Duration) -> Result<String> {
     let bite = proxy.end(trouble)?;
     let mut parts = Vec::new();
     if bite.cut > 0 {
-        parts.push(format!("{} of {open} connections reset", bite.cut));
+        parts.push(format!("{} connections reset, {open} had been open", bite.cut));
     }
     if bite.refused > 0 {
         parts.push("new ones refused".to_owned());
