@@ -8,6 +8,7 @@
 //! depending on them, so that `cargo xtask brokers` builds in seconds.
 
 mod brokers;
+mod build_program;
 mod faults;
 mod features;
 mod guard;
