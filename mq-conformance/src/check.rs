@@ -74,12 +74,16 @@ macro_rules! ensure {
 /// Fails the test unless both are equal; prints both.
 #[macro_export]
 macro_rules! ensure_eq {
-    ($found:expr, $wanted:expr, $($text:tt)+) => {{
-        let (found, wanted) = (&$found, &$wanted);
-        if found != wanted {
-            return Err($crate::TestFailure::new(format!(
-                "{}: found {found:?}, wanted {wanted:?}", format_args!($($text)+)
-            )));
+    ($found:expr, $wanted:expr, $($text:tt)+) => {
+        // A `match` keeps what the expressions borrow from alive.
+        match (&$found, &$wanted) {
+            (found, wanted) => {
+                if found != wanted {
+                    return Err($crate::TestFailure::new(format!(
+                        "{}: found {found:?}, wanted {wanted:?}", format_args!($($text)+)
+                    )));
+                }
+            }
         }
-    }};
+    };
 }

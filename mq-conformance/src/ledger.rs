@@ -110,12 +110,7 @@ impl Ledger {
     /// # Errors
     /// Which label was handed over how often.
     #[track_caller]
-    pub fn between<S: AsRef<str>>(
-        &self,
-        group: &str,
-        labels: impl IntoIterator<Item = S>,
-        most: usize,
-    ) -> Check {
+    pub fn between<S: AsRef<str>>(&self, group: &str, labels: impl IntoIterator<Item = S>, most: usize) -> Check {
         let counts = self.counts(group);
         let wrong: Vec<_> = labels
             .into_iter()

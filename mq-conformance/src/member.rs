@@ -170,10 +170,8 @@ impl Member {
     /// The health it stays in.
     pub async fn becomes(&self, wanted: HealthState) -> Check {
         let control = self.control();
-        let found = self
-            .test
-            .until("health", async || Ok((control.health().current().state == wanted).then_some(())))
-            .await;
+        let found =
+            self.test.until("health", async || Ok((control.health().current().state == wanted).then_some(()))).await;
         found.map_err(|_| {
             TestFailure::new(format!("{}: health stays {:?}, wanted {wanted:?}", self.name, control.health().current()))
         })

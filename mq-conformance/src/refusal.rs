@@ -2,8 +2,8 @@
 
 use crate::{Check, Connection, Test, TestFailure, ensure, ensure_eq};
 use mq_api::{
-    BrokerExt, Capabilities, DeadLetterPolicy, ErrorKind, Feature, Group, Ordering, RedriveOptions, ReplayFrom,
-    Result, RetryPolicy, Start, Subscription, TopicSpec,
+    BrokerExt, Capabilities, DeadLetterPolicy, ErrorKind, Feature, Group, Ordering, RedriveOptions, ReplayFrom, Result,
+    RetryPolicy, Start, Subscription, TopicSpec,
 };
 use std::time::Duration;
 

@@ -79,11 +79,8 @@ impl Report {
     /// Holds the run against the list of tests that may be refused: a refusal that is not listed fails, and so does a listed
     /// one that passed, because the list is then out of date.
     pub fn hold_against(&mut self, listed: &str) {
-        let listed: Vec<&str> = listed
-            .lines()
-            .map(|l| l.split('#').next().unwrap_or("").trim())
-            .filter(|l| !l.is_empty())
-            .collect();
+        let listed: Vec<&str> =
+            listed.lines().map(|l| l.split('#').next().unwrap_or("").trim()).filter(|l| !l.is_empty()).collect();
         for entry in &mut self.entries {
             let known = listed.contains(&entry.name.as_str());
             let text = match &entry.outcome {

@@ -1,8 +1,6 @@
 //! Runs the tests: each in a thread and runtime of its own, under one deadline, with its leftovers counted.
 
-use crate::{
-    Case, Check, Clock, Entry, Factory, History, Outcome, Report, Spread, Test, TestFailure, ensure, refusal,
-};
+use crate::{Case, Check, Clock, Entry, Factory, History, Outcome, Report, Spread, Test, TestFailure, ensure, refusal};
 use mq_api::Feature;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};

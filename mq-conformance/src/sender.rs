@@ -67,7 +67,9 @@ impl Sender {
 
     fn note_result(&self, label: &str, result: &SendResult) {
         match result {
-            Ok(receipt) => self.history.note(format_args!("sent {label}: {:?} {:?}", receipt.partition, receipt.position)),
+            Ok(receipt) => {
+                self.history.note(format_args!("sent {label}: {:?} {:?}", receipt.partition, receipt.position))
+            }
             Err(e) => self.history.note(format_args!("send of {label} failed: {e} [{:?} {:?}]", e.kind(), e.outcome())),
         }
     }

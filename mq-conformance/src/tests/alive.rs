@@ -11,8 +11,8 @@ cases! {
     "6.2" p6_2_after_a_cut_the_consumer_runs_by_itself needs [Groups Settlement] bugs [StaysDown];
     "6.2" p6_2_a_cut_with_deliveries_in_hand_loses_nothing needs [Groups Settlement] bugs [StaysDown];
     "6.2" p6_2_health_says_what_is_going_on needs [Groups Settlement] bugs [HealthAlwaysRunning] one;
-    "6.2" p6_2_a_deleted_group_comes_back needs [Groups Settlement Provision] bugs [DeletesNothing] one;
-    "6.2" p6_2_a_deleted_topic_comes_back needs [Groups Settlement Provision] bugs [DeletesNothing] one;
+    "6.2" p6_2_a_deleted_group_comes_back needs [Groups Settlement Provision] bugs [GoneForGood] one;
+    "6.2" p6_2_a_deleted_topic_comes_back needs [Groups Settlement Provision] bugs [GoneForGood] one;
     "6.3" p6_3_what_was_not_settled_comes_again needs [Groups Settlement Provision] bugs [UnsettledForgotten] one;
     "6.3" p6_3_what_the_broker_lost_is_one_gap needs [Groups Settlement Provision] bugs [GapHidden] one;
     "6.3" p6_3_only_what_this_program_made_is_made_again needs [Groups Settlement Provision] bugs [ProvisioningIgnored] one;
@@ -430,10 +430,12 @@ async fn nothing_left(t: &Test, cut: bool) -> Check {
         use_and_close(t, cut).await?;
     }
     let what = "threads and tasks end";
-    t.until(what, async || Ok((threads() <= before && tasks.num_alive_tasks() == 0).then_some(()))).await.map_err(|e| {
-        let (now, alive) = (threads(), tasks.num_alive_tasks());
-        TestFailure::new(format!("{}: {before} threads before, {now} after, {alive} tasks", e.text()))
-    })?;
+    t.until(what, async || Ok((threads() <= before && tasks.num_alive_tasks() == 0).then_some(()))).await.map_err(
+        |e| {
+            let (now, alive) = (threads(), tasks.num_alive_tasks());
+            TestFailure::new(format!("{}: {before} threads before, {now} after, {alive} tasks", e.text()))
+        },
+    )?;
     let left = t.env().leftovers().await;
     ensure!(left.is_empty(), "left after close: {left:?}");
     Ok(())

@@ -3,8 +3,8 @@
 use crate::case::cases;
 use crate::{Check, Connection, Doing, GROUP, Stopwatch, Test, TestFailure, ensure, ensure_eq};
 use mq_api::{
-    BrokerExt, DeadLetterPolicy, Envelope, ErrorKind, Failure, Feature, Group, HealthState, Message, Provisioning, Reason,
-    RedriveOptions, RedriveReport, RetryPolicy, Topic,
+    BrokerExt, DeadLetterPolicy, Envelope, ErrorKind, Failure, Feature, Group, HealthState, Message, Provisioning,
+    Reason, RedriveOptions, RedriveReport, RetryPolicy, Topic,
 };
 use std::time::Duration;
 
@@ -314,7 +314,10 @@ async fn p5_3_stopped_midway_it_loses_nothing(t: Test) -> Check {
     member.ack_until_quiet().await?;
     for label in &labels {
         let n = t.ledger().attempts(GROUP, label).len();
-        ensure!((2..=3).contains(&n), "{label} was handed over {n} times: once before, once or twice after the redrive");
+        ensure!(
+            (2..=3).contains(&n),
+            "{label} was handed over {n} times: once before, once or twice after the redrive"
+        );
     }
     t.dead_letters(&d, GROUP, 0).await?;
     t.all_settled(&d, GROUP).await
@@ -393,7 +396,8 @@ async fn p5_3_peek_count_and_discard(t: Test) -> Check {
     if found.has(Feature::Peek) {
         for _ in 0..2 {
             let seen = admin.dead_letters(&topic, &group, 3).await?;
-            let labels: Vec<_> = seen.iter().map(|l| String::from_utf8_lossy(l.message.payload_bytes()).into_owned()).collect();
+            let labels: Vec<_> =
+                seen.iter().map(|l| String::from_utf8_lossy(l.message.payload_bytes()).into_owned()).collect();
             ensure_eq!(labels, ["bad0", "bad1", "bad2"], "the oldest three, looked at");
             ensure!(seen.iter().all(|l| l.envelope.is_some()), "a dead letter without envelope");
         }

@@ -22,7 +22,12 @@ cases! {
 }
 
 /// A delivery of a frozen member that another member has by now.
-pub(super) async fn lose_to_another(t: &Test, c: &Connection, first: &mut Member, second: &mut Member) -> Check<(Got, Got)> {
+pub(super) async fn lose_to_another(
+    t: &Test,
+    c: &Connection,
+    first: &mut Member,
+    second: &mut Member,
+) -> Check<(Got, Got)> {
     let old = first.next().await?;
     t.freeze(c, true).await?;
     let new = second.next().await?;
@@ -143,10 +148,7 @@ async fn p4_6_lost_ownership_fires_the_token(t: Test) -> Check {
     sender.send("m").await?;
     let old = first.next().await?;
     let mut lost = old.lost();
-    ensure!(
-        tokio::time::timeout(t.pace().lease * 2, &mut lost).await.is_err(),
-        "the token of an owned delivery fires"
-    );
+    ensure!(tokio::time::timeout(t.pace().lease * 2, &mut lost).await.is_err(), "the token of an owned delivery fires");
     let mut second = t.member(&d, "b").await?;
     t.freeze(&c, true).await?;
     let new = second.next().await?;

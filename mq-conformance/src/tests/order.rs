@@ -296,11 +296,14 @@ async fn p3_8_members_share_evenly_when_they_come_and_go(t: Test) -> Check {
         let owned = t.partitions() == 1 && s.len() == 1 && s.values().all(|p| p.iter().all(Option::is_some));
         (s.len() == 2 && even) || owned
     };
-    let handle = |got: crate::Got| async { drop(got.ack().await) };
+    let handle = |got: crate::Got| async {
+        got.ack().await;
+    };
     let first = t.member(&c, "a").await?.work(handle);
     spread(&t, &sender, "one member has all", |s| s.len() == 1).await?;
     let second = t.member(&d, "b").await?.work(handle);
-    t.within("members share evenly", limit.max(t.pace().patience), spread(&t, &sender, "an even share", both)).await??;
+    t.within("members share evenly", limit.max(t.pace().patience), spread(&t, &sender, "an even share", both))
+        .await??;
     first.stop().await?;
     spread(&t, &sender, "the one that is left has all", |s| s.keys().all(|m| m == "b")).await?;
     second.stop().await?;
@@ -313,7 +316,9 @@ async fn p3_8_members_share_evenly_when_they_come_and_go(t: Test) -> Check {
 async fn p3_8_a_dead_members_share_is_taken_over(t: Test) -> Check {
     let (c, d, e) = (t.connect().await?, t.connect().await?, t.connect().await?);
     let sender = t.sender(&e).await?;
-    let handle = |got: crate::Got| async { drop(got.ack().await) };
+    let handle = |got: crate::Got| async {
+        got.ack().await;
+    };
     let first = t.member(&c, "a").await?.work(handle);
     let second = t.member(&d, "b").await?.work(handle);
     t.elapse(t.pace().retry).await;

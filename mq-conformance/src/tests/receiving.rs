@@ -3,7 +3,8 @@
 use crate::case::cases;
 use crate::{Check, Doing, GROUP, Member, Test, TestFailure, ensure, ensure_eq};
 use mq_api::{
-    BrokerExt, ConsumerExt, ErrorKind, Event, GapCause, Guarantee, Message, ReplayFrom, Retention, Settled, Start, Subscription,
+    BrokerExt, ConsumerExt, ErrorKind, Event, GapCause, Guarantee, Message, ReplayFrom, Retention, Settled, Start,
+    Subscription,
 };
 use std::future::Future;
 use std::pin::pin;
@@ -104,7 +105,8 @@ async fn p3_1_what_retention_took_is_a_gap(t: Test) -> Check {
     held.ack().await;
     let n = member.ack_until_quiet().await?;
     ensure!(n < many, "a log of 10 handed over all of {many}: nothing was lost, so nothing can be told");
-    let gaps: Vec<_> = events.drain().into_iter().filter_map(|e| if let Event::Gap(g) = e { Some(g) } else { None }).collect();
+    let gaps: Vec<_> =
+        events.drain().into_iter().filter_map(|e| if let Event::Gap(g) = e { Some(g) } else { None }).collect();
     ensure!(!gaps.is_empty(), "retention took {} messages and no gap was reported", many - n);
     ensure!(gaps.iter().all(|g| g.cause == GapCause::Retention), "cause of {gaps:?}");
     ensure!(gaps.iter().all(|g| g.topic == t.topic()), "topic of {gaps:?}");
@@ -141,8 +143,6 @@ async fn p3_2_no_more_in_hand_than_asked_for(t: Test) -> Check {
 async fn p3_2_no_more_bytes_in_hand_than_asked_for(t: Test) -> Check {
     let c = t.connect().await?;
     let sender = t.sender(&c).await?;
-    let mut member = t.member_with(&c, "a", t.sub().max_in_flight(100)).await?;
-    member.close().await;
     let mut sub = t.sub();
     sub.max_in_flight_bytes = 10_000;
     let mut member = t.member_with(&c, "a", sub).await?;

@@ -3,7 +3,7 @@
 use crate::case::cases;
 use crate::{Check, Doing, GROUP, Stopwatch, Test, TestFailure, ensure, ensure_eq};
 use futures_util::future::join_all;
-use mq_api::{Batch, ErrorKind, Feature, Message, Outcome, Producer, ProducerExt, Run};
+use mq_api::{Batch, ErrorKind, Feature, Message, Outcome, ProducerExt, Run};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -67,7 +67,10 @@ async fn p2_2_nobody_to_take_it_is_told_or_stored(t: Test) -> Check {
         listener.next().await?.ack().await;
         return Ok(());
     }
-    ensure!(found.retains_without_group, "a broker that neither reports nor keeps what no group takes loses it silently");
+    ensure!(
+        found.retains_without_group,
+        "a broker that neither reports nor keeps what no group takes loses it silently"
+    );
     let mut member = t.member(&c, "a").await?;
     let got = member.next().await?;
     ensure_eq!(got.label, "early", "what a later group gets");
@@ -340,7 +343,7 @@ async fn p2_8_a_dropped_send_is_not_sent_or_counted(t: Test) -> Check {
     for n in 0..t.pace().some {
         let mut sending = pin!(sender.producer().send(Message::new(format!("m{n}"))));
         if n % 2 == 0 {
-            drop(matches!(sending.as_mut().poll(&mut cx), Poll::Ready(_)));
+            let _ready: Poll<_> = sending.as_mut().poll(&mut cx);
         }
     }
     ensure!(sender.producer().flush(t.pace().drain).await, "flush did not end");

@@ -389,7 +389,8 @@ async fn p4_4_a_dropped_delivery_is_a_nack(t: Test) -> Check {
 async fn p4_4_dropped_after_close_it_goes_back_at_once(t: Test) -> Check {
     let (c, d) = (t.connect().await?, t.connect().await?);
     let sender = t.sender(&d).await?;
-    let mut first = t.member_with(&c, "a", t.sub().retry(RetryPolicy::attempts(3).delays([t.pace().quiet * 4]))).await?;
+    let mut first =
+        t.member_with(&c, "a", t.sub().retry(RetryPolicy::attempts(3).delays([t.pace().quiet * 4]))).await?;
     sender.send("m").await?;
     let held = first.next().await?;
     let control = first.control();

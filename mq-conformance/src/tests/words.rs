@@ -3,8 +3,7 @@
 use crate::case::cases;
 use crate::{Check, Doing, GROUP, Test, TestFailure, ensure, ensure_eq};
 use mq_api::{
-    BrokerExt, ContentType, Durability, ErrorKind, Group, Headers, Message, MessageId, ProducerSpec, Settled,
-    Subscription, Topic,
+    BrokerExt, Durability, ErrorKind, Group, Headers, Message, MessageId, ProducerSpec, Settled, Subscription, Topic,
 };
 use std::time::{Duration, SystemTime};
 
@@ -145,7 +144,11 @@ async fn p1_2_bad_names_are_refused_by_name(t: Test) -> Check {
         ensure_eq!(kind, Some(ErrorKind::InvalidName), "group {bad:?}");
     }
     let spec = ProducerSpec::new("fine").group("not fine");
-    ensure_eq!(c.broker.producer(spec).await.err().map(|e| e.kind()), Some(ErrorKind::InvalidName), "group of a producer");
+    ensure_eq!(
+        c.broker.producer(spec).await.err().map(|e| e.kind()),
+        Some(ErrorKind::InvalidName),
+        "group of a producer"
+    );
     let sender = t.sender_with(&c, t.spec_to(t.topic())).await?;
     for bad in ["", "a\nb", "a\u{0}"] {
         match sender.try_send(Message::new("x").header(bad, "v")).await {
@@ -186,7 +189,9 @@ async fn p1_3_groups_see_all_and_members_divide(t: Test) -> Check {
     let mut crews = Vec::new();
     for (name, group) in [("a", "first"), ("b", "first"), ("c", "second")] {
         let member = t.member_with(&c, name, t.sub_to(t.topic(), group)).await?;
-        crews.push(member.work(|got| async { drop(got.ack().await) }));
+        crews.push(member.work(|got| async {
+            got.ack().await;
+        }));
     }
     let labels = sender.send_numbered(t.pace().many).await?;
     for group in ["first", "second"] {
