@@ -51,6 +51,12 @@ pub struct Worker<S = (), R = ()> {
     handle: WorkerHandle,
 }
 
+/// A worker with one more route.
+pub type Routed<S, R, H, Args> = Worker<S, (R, One<HandlerService<H, Args, S>>)>;
+
+/// A worker with one more batch route.
+pub type BatchRouted<S, R, H, Args> = Worker<S, (R, Many<BatchHandlerService<H, Args, S>>)>;
+
 impl Worker {
     /// A worker on this broker. The broker stays open when the worker ends.
     pub fn new(broker: Arc<dyn Broker>) -> Self {
@@ -67,11 +73,7 @@ impl<S: Clone, R> Worker<S, R> {
     }
 
     /// Handles the messages of a subscription, or of several (an array or a `Vec`), one by one.
-    pub fn route<Args, H>(
-        self,
-        subscriptions: impl IntoSubscriptions,
-        handler: H,
-    ) -> Worker<S, (R, One<HandlerService<H, Args, S>>)>
+    pub fn route<Args, H>(self, subscriptions: impl IntoSubscriptions, handler: H) -> Routed<S, R, H, Args>
     where
         H: Handler<Args, S>,
     {
@@ -87,7 +89,7 @@ impl<S: Clone, R> Worker<S, R> {
         subscriptions: impl IntoSubscriptions,
         max: usize,
         handler: H,
-    ) -> Worker<S, (R, Many<BatchHandlerService<H, Args, S>>)>
+    ) -> BatchRouted<S, R, H, Args>
     where
         H: BatchHandler<Args, S>,
     {

@@ -26,7 +26,7 @@ mod timeout;
 
 pub use batch::{Batch, BatchFuture, BatchHandler, BatchHandlerService, BatchRequest, IntoOutcomes, Outcomes};
 pub use books::Report;
-pub use builder::Worker;
+pub use builder::{BatchRouted, Routed, Worker};
 pub use extract::{Attempt, FromDelivery, FromRef, Json, Key, Payload, State};
 pub use handle::{Phase, WorkerHandle};
 pub use handler::Handler;

@@ -183,6 +183,12 @@ where
 }
 
 /// One subscription, or several that share a handler.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a subscription",
+    label = "not a subscription",
+    note = "say as whom to receive: `Subscription::group(\"orders\", \"billing\")`, or `Subscription::broadcast(\"orders\")`",
+    note = "several that share a handler: an array or a `Vec` of `Subscription`"
+)]
 pub trait IntoSubscriptions {
     /// The subscriptions.
     fn into_subscriptions(self) -> Vec<Subscription>;
