@@ -1,1 +1,52 @@
-//! The engine that every anymq backend shares; for authors of backends.
+//! The engine that every anymq backend shares. For authors of backends; programs use the `anymq` crate.
+//!
+//! A backend behind a network implements [`Driver`] and gets [`EngineConsumer`] and [`EngineProducer`]: in-flight bounds,
+//! retries, dead letters, settlement and acknowledgement batching, crash suspects, order per key, supervision, drain and
+//! health exist here, once.
+//!
+//! | part | module |
+//! |---|---|
+//! | what a driver implements | [`Driver`], [`Session`], [`TxSession`] |
+//! | one ownership period | [`Lane`] |
+//! | settlements to carry out | [`SettleQueue`], [`Plan`] |
+//! | messages to write | [`Outbox`], [`Outgoing`] |
+//! | retry and dead-letter policy | [`Policy`], [`Settlement`] |
+//! | in-flight bounds | [`Flow`] |
+
+mod apply;
+mod consumer;
+mod env;
+mod flow;
+mod hooks;
+mod inbox;
+mod keeper;
+mod keygate;
+mod lane;
+mod mechanics;
+mod outbox;
+mod policy;
+mod producer;
+pub mod redrive;
+mod ring;
+mod seam;
+mod settles;
+mod shared;
+mod stamp;
+mod supervise;
+
+pub use consumer::EngineConsumer;
+pub use env::Env;
+pub use flow::{Credit, Flow, Gate};
+pub use hooks::{Hooks, NoHooks};
+pub use keeper::Target;
+pub use keygate::{Fnv, KeyGate, key_hash};
+pub use lane::{Incoming, Lane, SlotView};
+pub use mechanics::{Mechanics, MoveBy, ReleaseBy, RetryBy};
+pub use outbox::{Outbox, Outgoing};
+pub use policy::{LetterFacts, Policy, Settlement, Verdict};
+pub use producer::EngineProducer;
+pub use ring::SeqRing;
+pub use seam::{Driver, End, Purpose, Resume, Run, Session, Stop, TxSession};
+pub use settles::{Ack, Carry, Other, Plan, SettleQueue, Token};
+pub use stamp::stamp;
+pub use supervise::ConnectPolicy;

@@ -130,8 +130,8 @@ impl Recipe for Kafka {
         self.options.proxied_as.map_or(self.port, |_| self.behind_proxy)
     }
 
-    fn url(&self) -> String {
-        format!("kafka://127.0.0.1:{}", self.options.proxied_as.unwrap_or(self.port))
+    fn url_at(&self, port: u16) -> String {
+        format!("kafka://127.0.0.1:{port}")
     }
 
     fn prepare(&self) -> Result<()> {

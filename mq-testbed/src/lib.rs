@@ -2,6 +2,7 @@
 //!
 //! * [`Server`] is one private Redis, RabbitMQ, Kafka or PostgreSQL: on free ports of 127.0.0.1, with all its state in
 //!   one folder under `target/brokers`, ended with the process that started it, however that ends.
+//! * [`Proxy`](proxy::Proxy) stands before a server and misbehaves on demand.
 //! * [`Fleet`] starts several at once, or uses the ones that `MQ_TEST_*_URL` names.
 //!
 //! Not published; nothing here is part of the library.
@@ -12,11 +13,13 @@ mod greet;
 mod install;
 mod kafka;
 mod kind;
+mod need;
 mod ports;
 mod postgres;
 mod problem;
 mod process;
 mod programs;
+pub mod proxy;
 mod rabbitmq;
 mod redis;
 mod server;
@@ -29,6 +32,7 @@ pub use greet::answers;
 pub use install::{provide, shortage};
 pub use kafka::KafkaOptions;
 pub use kind::Kind;
+pub use need::{need, skip};
 pub use ports::free_port;
 pub use postgres::PostgresOptions;
 pub use problem::{Problem, Result};

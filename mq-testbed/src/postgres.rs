@@ -60,8 +60,8 @@ impl Recipe for Postgres {
         self.port
     }
 
-    fn url(&self) -> String {
-        format!("postgres://test@127.0.0.1:{}/postgres", self.port)
+    fn url_at(&self, port: u16) -> String {
+        format!("postgres://test@127.0.0.1:{port}/postgres")
     }
 
     fn prepare(&self) -> Result<()> {

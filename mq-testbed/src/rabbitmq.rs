@@ -97,8 +97,8 @@ impl Recipe for RabbitMq {
         self.port
     }
 
-    fn url(&self) -> String {
-        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    fn url_at(&self, port: u16) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{port}/%2f")
     }
 
     fn prepare(&self) -> Result<()> {

@@ -50,8 +50,8 @@ impl Recipe for Redis {
         self.port
     }
 
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+    fn url_at(&self, port: u16) -> String {
+        format!("redis://127.0.0.1:{port}/")
     }
 
     fn prepare(&self) -> Result<()> {

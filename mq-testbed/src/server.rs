@@ -17,7 +17,8 @@ pub(crate) trait Recipe: Send + Sync {
     fn kind(&self) -> Kind;
     /// The port that clients use.
     fn port(&self) -> u16;
-    fn url(&self) -> String;
+    /// The URL for clients that come by that port: its own, or a proxy's.
+    fn url_at(&self, port: u16) -> String;
     /// The port that a proxy before it leads to.
     fn behind_proxy(&self) -> u16 {
         self.port()
@@ -169,7 +170,13 @@ impl Server {
     /// The URL that the library connects to.
     #[must_use]
     pub fn url(&self) -> String {
-        self.recipe.url()
+        self.url_at(self.port())
+    }
+
+    /// The URL of the same server behind another port, a proxy's.
+    #[must_use]
+    pub fn url_at(&self, port: u16) -> String {
+        self.recipe.url_at(port)
     }
 
     /// Its folder, with its logs.

@@ -74,12 +74,11 @@ fn up() -> Outcome {
     let ours: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| std::env::var_os(kind.variable()).is_none()).collect();
     mq_testbed::provide(&ours, |line| println!("{line}"))?;
 
-    let program = std::env::current_exe().map_err(Problem::during("find this program's file"))?;
     fs::create_dir_all(mq_testbed::root()).map_err(Problem::during("make target/brokers"))?;
     let log = fs::File::create(mq_testbed::root().join("keeper.log")).map_err(Problem::during("open keeper.log"))?;
     // A session of its own: closing the terminal must not end it.
     let mut keeper = Command::new("setsid")
-        .arg(program)
+        .arg(crate::this_program())
         .args(["brokers", "keep"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

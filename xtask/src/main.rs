@@ -9,11 +9,16 @@
 
 mod brokers;
 mod faults;
+mod features;
+mod guard;
+mod steps;
+mod tally;
 mod test;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// What every command returns: `Err` holds the text that is printed before the process ends with code 1. It names the
 /// likely cause and what to do.
@@ -33,6 +38,9 @@ enum Command {
     Brokers(brokers::Args),
     /// Run a workload under faults and check its history.
     Faults(faults::Args),
+    /// Ends what a killed xtask left running; started by `test` itself.
+    #[command(hide = true)]
+    Guard(guard::Args),
     /// Everything that has to hold before a change is merged; CI runs this.
     Test(test::Args),
 }
@@ -41,8 +49,20 @@ fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Brokers(args) => brokers::run(args),
         Command::Faults(args) => faults::run(args),
+        Command::Guard(args) => guard::run(args),
         Command::Test(args) => test::run(args),
     }
+}
+
+/// This program, to be started once more. By way of the process and not of the file: building the workspace replaces
+/// the file while we run.
+pub(crate) fn this_program() -> PathBuf {
+    PathBuf::from(format!("/proc/{}/exe", std::process::id()))
+}
+
+/// Whether this program has a command of that name: `test` runs what exists.
+pub(crate) fn has_command(name: &str) -> bool {
+    Cli::command().find_subcommand(name).is_some()
 }
 
 fn main() -> ExitCode {

@@ -1,28 +1,215 @@
 //! `cargo xtask test`: everything that has to hold before a change is merged.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
+use std::time::Instant;
 
-use crate::Outcome;
+use mq_testbed::{Fleet, Folder, Kind, Origin, Problem};
+use serde_json::json;
+
+use crate::steps::{Report, Step, in_turn, side_by_side};
+use crate::tally::{self, Count};
+use crate::{Outcome, features, has_command};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Also what takes long: clusters, variants, long fault runs, each feature alone.
+    /// Also what takes long: clusters, variants, long fault runs, each feature alone. Writes `reports/full.json`.
     #[arg(long)]
-    pub(crate) full: bool,
+    full: bool,
 }
+
+/// The backends, by the names that `conformance` and `faults` take, and the server each needs.
+const BACKENDS: [(&str, Option<Kind>); 6] = [
+    ("memory", None),
+    ("redis", Some(Kind::Redis)),
+    ("redis-pubsub", Some(Kind::Redis)),
+    ("amqp", Some(Kind::RabbitMq)),
+    ("amqp-classic", Some(Kind::RabbitMq)),
+    ("kafka", Some(Kind::Kafka)),
+];
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
-    if args.full {
-        eprintln!("--full adds nothing yet");
-    }
-    for arguments in [&["build", "--workspace"][..], &["test", "--workspace"][..]] {
-        let status =
-            Command::new("cargo").args(arguments).status().map_err(|e| format!("cargo does not start: {e}"))?;
-        if !status.success() {
-            return Err(format!("cargo {} failed", arguments.join(" ")));
+    let begun = Instant::now();
+    let everything = features::everything()?;
+    mq_testbed::sweep();
+    // Downloading waits for the network, building for the processor.
+    let download = thread::spawn(|| {
+        let ours: Vec<Kind> =
+            Kind::ALL.into_iter().filter(|kind| std::env::var_os(kind.variable()).is_none()).collect();
+        mq_testbed::provide(&ours, |line| println!("{line}"))
+    });
+
+    let mut reports = in_turn(vec![
+        Step::cargo("format", &["fmt", "--all", "--check"]),
+        Step::cargo("build", &["build"]).args(everything.clone()),
+        Step::cargo("lints", &["clippy", "--all-targets"]).args(everything.clone()).args(["--", "-D", "warnings"]),
+        Step::cargo("docs", &["doc", "--no-deps"]).args(everything.clone()).env("RUSTDOCFLAGS", "-D warnings"),
+    ]);
+
+    download.join().map_err(|_| "the thread that installs servers panicked")??;
+    let fleet = Fleet::start(&Kind::ALL, Folder::for_run()?);
+    let mut missing = Vec::new();
+    for entry in fleet.entries() {
+        match &entry.origin {
+            Origin::Missing(problem) => {
+                println!("missing {}: {problem}", entry.kind);
+                missing.push(entry.kind);
+            }
+            origin => println!("server {} {}: {origin:?}", entry.kind, entry.url.as_deref().unwrap_or_default()),
         }
     }
-    Ok(())
+    let skips = SkipFile::new()?;
+    let with_servers = |mut step: Step| {
+        for (name, value) in fleet.variables() {
+            step = step.env(name, value);
+        }
+        step.env("MQ_TEST_SKIPS", skips.0.display().to_string())
+    };
+
+    let mut tests = Step::cargo("tests", &["test", "--no-fail-fast"]).args(everything);
+    if args.full {
+        tests = tests.args(["--", "--include-ignored"]);
+    }
+    reports.push(with_servers(tests).run());
+    // Side by side: they wait for brokers and back-offs more than they compute.
+    reports.extend(side_by_side(2, suites(&args, &missing).into_iter().map(&with_servers).collect()));
+    reports.extend(in_turn(examples().into_iter().map(&with_servers).collect()));
+    if args.full {
+        reports.extend(in_turn(each_feature_alone()?));
+    }
+    drop(fleet);
+    finish(&args, reports, &missing, &skips.read(), begun)
+}
+
+/// Conformance, faults and whatever else other commands of this program test, as far as they exist.
+fn suites(args: &Args, missing: &[Kind]) -> Vec<Step> {
+    let length = if args.full { "--long" } else { "--short" };
+    let mut steps = Vec::new();
+    for (backend, kind) in BACKENDS {
+        if has_command("conformance") && !kind.is_some_and(|kind| missing.contains(&kind)) {
+            steps.push(Step::xtask(backend, "conformance", &["conformance", backend]));
+        }
+    }
+    for command in ["planted", "sim"] {
+        if has_command(command) {
+            steps.push(Step::xtask("memory", command, &[command]));
+        }
+    }
+    if missing.is_empty() {
+        steps.push(Step::xtask("raw clients", "faults", &["faults", "raw", length]));
+    }
+    steps
+}
+
+/// Each example of the facade runs to its end by itself; those that do not say so in a line `// xtask: build only`.
+fn examples() -> Vec<Step> {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir("examples").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    files.retain(|file| file.extension().is_some_and(|end| end == "rs"));
+    files.sort();
+    files
+        .into_iter()
+        .filter(|file| !fs::read_to_string(file).unwrap_or_default().contains("// xtask: build only"))
+        .filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned()))
+        .map(|name| {
+            let all = ["run", "--quiet", "--package", "anymq", "--all-features", "--example"];
+            Step::cargo(&format!("example {name}"), &all).args([name]).limit(10)
+        })
+        .collect()
+}
+
+/// A crate has to build with any one of its features, not only with all of them.
+fn each_feature_alone() -> Result<Vec<Step>, Problem> {
+    let mut steps = Vec::new();
+    for (package, feature) in features::all()? {
+        let suite = format!("only {feature}");
+        let mut step = Step::cargo(&suite, &["check", "--no-default-features", "--package", &package, "--features"]);
+        step.backend.clone_from(&package);
+        steps.push(step.args([feature]));
+    }
+    Ok(steps)
+}
+
+/// Where tests write the names of those that lacked a server, see `mq_testbed::need`.
+struct SkipFile(PathBuf);
+
+impl SkipFile {
+    fn new() -> Result<Self, Problem> {
+        let file = mq_testbed::target().join("xtask").join("skips");
+        fs::write(&file, "").map_err(Problem::during(format!("write {}", file.display())))?;
+        Ok(Self(file))
+    }
+
+    fn read(&self) -> Vec<String> {
+        fs::read_to_string(&self.0).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+}
+
+fn finish(args: &Args, reports: Vec<Report>, missing: &[Kind], skips: &[String], begun: Instant) -> Outcome {
+    let mut sum = tally::table(&reports);
+    println!("wall time {:.0} s", begun.elapsed().as_secs_f64());
+    for skip in skips {
+        println!("skipped: {skip}");
+    }
+    for kind in missing {
+        println!("skipped: everything on {kind}, which is missing");
+    }
+    let skipped = skips.len() + missing.len();
+    sum.skipped += u64::try_from(skipped).unwrap_or(u64::MAX);
+    if sum.left_for_full > 0 {
+        println!("{} tests are marked as long and run with --full", sum.left_for_full);
+    }
+    if sum.unsupported > 0 {
+        println!("{} refusals that the contract lists (unsupported, not skipped)", sum.unsupported);
+    }
+    let problem = if args.full { write_report(&reports, sum).err() } else { None };
+    let Count { passed, failed, skipped, .. } = sum;
+    let skips_fail = std::env::var("CI").is_ok_and(|value| value == "true");
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    if let Some(problem) = problem {
+        return Err(problem.into());
+    }
+    match (failed, skipped) {
+        (0, 0) => Ok(()),
+        (0, _) if !skips_fail => Ok(()),
+        (0, _) => Err("with CI=true a skip is a failure; what is missing stands above".into()),
+        _ => Err("see the FAILED steps above; their logs are in target/xtask".into()),
+    }
+}
+
+/// `reports/full.json`: what was run on which commit.
+fn write_report(reports: &[Report], sum: Count) -> Result<(), Problem> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+    };
+    let rows: Vec<_> = reports
+        .iter()
+        .map(|Report { step, count, took }| {
+            json!({
+                "backend": step.backend,
+                "suite": step.suite,
+                "passed": count.passed,
+                "failed": count.failed,
+                "skipped": count.skipped,
+                "unsupported": count.unsupported,
+                "not_built": count.not_built,
+                "seconds": took.as_secs_f64(),
+            })
+        })
+        .collect();
+    let report = json!({
+        "commit": git(&["rev-parse", "HEAD"]),
+        "uncommitted_changes": !git(&["status", "--porcelain"]).is_empty(),
+        "passed": sum.passed,
+        "failed": sum.failed,
+        "skipped": sum.skipped,
+        "steps": rows,
+    });
+    fs::create_dir_all("reports").map_err(Problem::during("make the folder reports"))?;
+    fs::write("reports/full.json", format!("{report:#}\n")).map_err(Problem::during("write reports/full.json"))
 }

@@ -1,0 +1,325 @@
+//! The consumer of a backend behind a network: hands out of the inbox, supervises the session, drains at close.
+
+use crate::env::Env;
+use crate::flow::Gate;
+use crate::hooks::Hooks;
+use crate::keeper::keep;
+use crate::mechanics::{MoveBy, RetryBy};
+use crate::producer::Sender;
+use crate::seam::{Driver, Lanes, Purpose, Run, Session, Stop};
+use crate::settles::SettleQueue;
+use crate::shared::Shared;
+use crate::supervise::{ConnectPolicy, Supervised, supervise};
+use futures_core::future::BoxFuture;
+use mq_api::{
+    CloseReport, Consumer, ConsumerControl, Control, Deliveries, Delivery, Error, Events, HealthState, HealthWatch,
+    Mode, ProducerSpec, Result, Subscription,
+};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+struct Rx<D> {
+    driver: Arc<D>,
+    shared: Arc<Shared>,
+    lanes: Lanes,
+    member: Arc<str>,
+    stop: Stop,
+    current: Mutex<Option<(Arc<SettleQueue>, Stop)>>,
+}
+
+impl<D: Driver> Supervised for Rx<D> {
+    async fn start(&self, generation: u64) -> Result<Run> {
+        let settles = SettleQueue::new(self.driver.capabilities().settle_level);
+        let stop = self.stop.child_token();
+        *self.current.lock() = Some((settles.clone(), stop.clone()));
+        let session = Session {
+            subscription: self.shared.sub.clone(),
+            member: self.member.clone(),
+            flow: self.shared.flow.clone(),
+            settles,
+            events: self.shared.events.clone(),
+            stop,
+            env: self.shared.env.clone(),
+            generation,
+            lanes: self.lanes.clone(),
+            shared: self.shared.clone(),
+        };
+        self.driver.attach(session).await
+    }
+
+    fn running(&self) {
+        self.shared.set_settle_level(self.driver.capabilities().settle_level);
+        self.shared.session_state(HealthState::Running, "");
+    }
+
+    fn lost(&self, state: HealthState, why: &Error) {
+        if self.shared.health().state() == HealthState::Running {
+            tracing::warn!(topic = %self.shared.sub.topic, error = %why, "consumer session lost; attaching again");
+        }
+        self.fence();
+        self.shared.session_state(state, why.to_string());
+    }
+
+    fn over(&self, error: Option<Error>) {
+        self.fence();
+        if error.is_some() || !self.shared.is_stopping() {
+            self.shared.inbox.close(error);
+        }
+    }
+}
+
+impl<D> Rx<D> {
+    /// Closes every lane of the session: later settlements are stale, unconfirmed ones unknown.
+    fn fence(&self) {
+        self.lanes.close_all();
+        self.shared.inbox.clear();
+        if let Some((settles, stop)) = self.current.lock().take() {
+            stop.cancel();
+            settles.end();
+        }
+    }
+}
+
+/// What the program's handle and the close share.
+struct Core {
+    shared: Arc<Shared>,
+    lanes: Lanes,
+    stop: Stop,
+    relay: Option<Arc<Sender>>,
+    settles: Box<dyn Fn() -> Option<Arc<SettleQueue>> + Send + Sync>,
+    tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
+    keeper_stop: Stop,
+    closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
+}
+
+/// The [`Consumer`] of a backend behind a network.
+pub struct EngineConsumer {
+    core: Arc<Core>,
+    control: ConsumerControl,
+    budget: u32,
+    one: Deliveries,
+}
+
+/// Ready results in a row after which others get a turn.
+const BUDGET: u32 = 128;
+
+impl EngineConsumer {
+    /// Starts one; waits for the first session, so that what is sent from now on is seen.
+    ///
+    /// # Errors
+    /// As [`Driver::attach`]; `Unsupported` when the capabilities lack what is asked for.
+    pub async fn start<D: Driver>(
+        driver: Arc<D>,
+        subscription: Subscription,
+        env: Env,
+        hooks: Arc<dyn Hooks>,
+        policy: ConnectPolicy,
+    ) -> Result<Self> {
+        driver.capabilities().check(&subscription)?;
+        let sub = Arc::new(subscription);
+        let member: Arc<str> = match &sub.member {
+            Some(name) => name.as_str().into(),
+            None => format!("{:016x}", env.random()).into(),
+        };
+        let mechanics = driver.mechanics();
+        let level = driver.capabilities().settle_level;
+        let needs_relay = matches!(sub.mode, Mode::Group(_))
+            && (mechanics.retry != RetryBy::Driver || mechanics.dead_letter == MoveBy::Publish);
+        let relay = match needs_relay {
+            true => {
+                let mut spec = ProducerSpec::new(&sub.topic).provisioning(sub.provisioning);
+                spec.native = sub.native.clone();
+                let purpose = Purpose::Relay(sub.clone());
+                Some(Sender::start(driver.clone(), Arc::new(spec), purpose, env.clone(), hooks.clone(), policy).await?)
+            }
+            false => None,
+        };
+        let shared = Shared::new(sub, member.clone(), mechanics, level, env.clone(), hooks);
+        let lanes = Lanes::default();
+        let stop = Stop::new();
+        let rx = Arc::new(Rx {
+            driver,
+            shared: shared.clone(),
+            lanes: lanes.clone(),
+            member,
+            stop: stop.clone(),
+            current: Mutex::default(),
+        });
+        let keeper_stop = Stop::new();
+        let outbox = relay.as_ref().map(|relay| relay.outbox.clone());
+        let keeper = env.spawn(keep(shared.clone(), lanes.clone(), outbox, keeper_stop.clone()));
+        let (first, started) = oneshot::channel();
+        let current = rx.clone();
+        let supervisor = env.spawn(supervise(rx, env.clone(), policy, stop.clone(), first));
+        let core = Arc::new(Core {
+            shared,
+            lanes,
+            stop,
+            relay,
+            settles: Box::new(move || current.current.lock().as_ref().map(|(settles, _)| settles.clone())),
+            tasks: Mutex::new(Some((supervisor, keeper))),
+            keeper_stop,
+            closing: Mutex::default(),
+        });
+        let consumer = Self { control: ConsumerControl::new(core.clone()), core, budget: 0, one: Deliveries::new() };
+        // An error, or a cancelled call, drops the consumer, which stops its tasks.
+        started.await.unwrap_or_else(|_| Err(Error::closed("the connection")))?;
+        Ok(consumer)
+    }
+}
+
+impl Consumer for EngineConsumer {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Delivery>>> {
+        let mut one = std::mem::take(&mut self.one);
+        let polled = self.poll_batch(cx, 1, &mut one);
+        let delivery = one.pop();
+        self.one = one;
+        match ready!(polled) {
+            Ok(_) => Poll::Ready(Ok(delivery)),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    fn poll_batch(&mut self, cx: &mut Context<'_>, max: usize, out: &mut Deliveries) -> Poll<Result<usize>> {
+        self.budget += 1;
+        if self.budget >= BUDGET {
+            self.budget = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let now = self.core.shared.env.now();
+        let polled = self.core.shared.inbox.poll_hand_out(cx, max.max(1), out, now);
+        if polled.is_pending() {
+            self.budget = 0;
+        }
+        polled
+    }
+
+    fn control(&self) -> ConsumerControl {
+        self.control.clone()
+    }
+}
+
+impl Drop for EngineConsumer {
+    fn drop(&mut self) {
+        if self.core.closing.lock().is_none() {
+            // Not closed: what is buffered goes back, what is in hand stays settleable until it is settled or late.
+            drop(self.core.close(Duration::from_secs(5)));
+        }
+    }
+}
+
+impl Control for Core {
+    fn pause(&self) {
+        self.shared.pause(true);
+    }
+
+    fn resume(&self) {
+        self.shared.pause(false);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.shared.flow.in_flight()
+    }
+
+    fn health(&self) -> HealthWatch {
+        self.shared.health().watch()
+    }
+
+    fn events(&self) -> Events {
+        self.shared.events.reader()
+    }
+
+    fn close(&self, deadline: Duration) -> BoxFuture<'static, CloseReport> {
+        let mut closing = self.closing.lock();
+        let mut done = match &*closing {
+            Some(done) => done.clone(),
+            None => {
+                let (told, done) = watch::channel(None);
+                *closing = Some(done.clone());
+                let tasks = self.tasks.lock().take();
+                let drain = Drain {
+                    shared: self.shared.clone(),
+                    lanes: self.lanes.clone(),
+                    stop: self.stop.clone(),
+                    keeper_stop: self.keeper_stop.clone(),
+                    relay: self.relay.clone(),
+                    settles: (self.settles)(),
+                };
+                self.shared.flow.shut(Gate::Stopping);
+                self.shared.inbox.nudge();
+                self.lanes.each(|lane| lane.begin_drain());
+                self.shared.env.spawn(async move {
+                    let report = drain.run(deadline, tasks).await;
+                    told.send_replace(Some(report));
+                });
+                done
+            }
+        };
+        drop(closing);
+        Box::pin(async move {
+            match done.wait_for(Option::is_some).await {
+                Ok(report) => report.unwrap_or_default(),
+                Err(_) => CloseReport::default(),
+            }
+        })
+    }
+}
+
+struct Drain {
+    shared: Arc<Shared>,
+    lanes: Lanes,
+    stop: Stop,
+    keeper_stop: Stop,
+    relay: Option<Arc<Sender>>,
+    settles: Option<Arc<SettleQueue>>,
+}
+
+impl Drain {
+    async fn run(self, deadline: Duration, tasks: Option<(JoinHandle<()>, JoinHandle<()>)>) -> CloseReport {
+        let until = self.shared.env.now() + deadline;
+        let mut report = CloseReport::default();
+        let drained = std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx));
+        let _ = tokio::time::timeout_at(until, drained).await;
+        // The deadline passed with deliveries in hand: they go back.
+        self.lanes.each(|lane| report.given_back += lane.give_back_handed());
+        // Also with the deadline passed, what was just given back gets a moment to reach the broker.
+        let flush_until = until.max(self.shared.env.now() + Duration::from_millis(500));
+        if let Some(settles) = &self.settles
+            && tokio::time::timeout_at(flush_until, settles.flushed()).await.is_err()
+        {
+            report.unknown += settles.unconfirmed();
+            report.leaked += report.given_back;
+            report.given_back = 0;
+        }
+        self.stop.cancel();
+        if let Some((mut supervisor, keeper)) = tasks {
+            let grace = flush_until.max(self.shared.env.now() + Duration::from_secs(2));
+            if tokio::time::timeout_at(grace, &mut supervisor).await.is_err() {
+                report.abandoned += 1;
+                supervisor.abort();
+                let _ = supervisor.await;
+            }
+            self.keeper_stop.cancel();
+            let _ = keeper.await;
+        }
+        self.lanes.close_all();
+        if let Some(relay) = &self.relay {
+            report += relay.close(Duration::from_millis(500)).await;
+        }
+        self.shared.inbox.close(None);
+        self.shared.events.close();
+        self.shared.session_state(HealthState::Closed, "");
+        report
+    }
+}
+
+impl std::fmt::Debug for EngineConsumer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "EngineConsumer({:?})", self.core.shared)
+    }
+}

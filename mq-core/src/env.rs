@@ -1,0 +1,160 @@
+//! Clock, randomness and tasks: everything that a run depends on besides its input, in one place, so that a simulation can
+//! replay a run and close can prove that nothing is left.
+
+use mq_api::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Env(Arc<Inner>);
+
+struct Inner {
+    handle: Handle,
+    rng: Mutex<fastrand::Rng>,
+    tasks: TaskTracker,
+    /// Wall clock at the start: wall time then follows tokio's clock, which tests can pause.
+    start: (SystemTime, Instant),
+    own: Option<OwnThread>,
+}
+
+struct OwnThread {
+    stop: tokio::sync::watch::Sender<bool>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Env {
+    /// On the caller's runtime: for the in-memory broker, whose time may be paused.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] outside a tokio runtime.
+    pub fn current(seed: Option<u64>) -> Result<Self> {
+        let handle = Handle::try_current().map_err(|e| {
+            Error::new(ErrorKind::Config, "anymq needs a tokio runtime; call it from #[tokio::main] or block_on")
+                .with_source(e)
+        })?;
+        Ok(Self::make(handle, seed, None))
+    }
+
+    /// On a thread of the library's own: for brokers behind a network, so that an application that blocks its runtime loses
+    /// no lease, heartbeat or acknowledgement. [`shut_down`](Self::shut_down) ends it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Other`] when the operating system gives no thread.
+    pub fn own_thread(name: &str, seed: Option<u64>) -> Result<Self> {
+        let no_thread = |e: std::io::Error| Error::new(ErrorKind::Other, "no thread for the connection").with_source(e);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
+        let handle = runtime.handle().clone();
+        let (stop, mut stopped) = tokio::sync::watch::channel(false);
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = ended.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                // An error means that every `Env` is gone.
+                runtime.block_on(async { while !*stopped.borrow_and_update() && stopped.changed().await.is_ok() {} });
+                runtime.shutdown_timeout(Duration::from_millis(100));
+                end.store(true, Ordering::Release);
+            })
+            .map_err(no_thread)?;
+        Ok(Self::make(handle, seed, Some(OwnThread { stop, thread: Mutex::new(Some(thread)), ended })))
+    }
+
+    fn make(handle: Handle, seed: Option<u64>, own: Option<OwnThread>) -> Self {
+        let rng = seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
+        // A seeded run must not depend on the day it runs: 2026-01-01.
+        let wall = match seed {
+            Some(_) => SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600),
+            None => SystemTime::now(),
+        };
+        let start = (wall, Instant::now());
+        Self(Arc::new(Inner { handle, rng: Mutex::new(rng), tasks: TaskTracker::new(), start, own }))
+    }
+
+    /// Tokio's clock.
+    #[inline]
+    pub fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    /// Wall clock; follows tokio's clock, so that paused time moves it too.
+    pub fn wall(&self) -> SystemTime {
+        self.0.start.0 + self.0.start.1.elapsed()
+    }
+
+    /// A random number.
+    pub fn random(&self) -> u64 {
+        self.0.rng.lock().u64(..)
+    }
+
+    /// A random number in 0..1.
+    pub fn random_share(&self) -> f64 {
+        self.0.rng.lock().f64()
+    }
+
+    /// Spawns a task that is counted until it ends.
+    pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.0.tasks.spawn_on(task, &self.0.handle)
+    }
+
+    /// Tasks that run now. Zero after close.
+    pub fn tasks(&self) -> usize {
+        self.0.tasks.len()
+    }
+
+    /// Waits until no task is left.
+    pub async fn no_tasks(&self) {
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+        self.0.tasks.reopen();
+    }
+
+    /// The runtime that tasks are spawned on.
+    pub fn handle(&self) -> &Handle {
+        &self.0.handle
+    }
+
+    /// Ends the own thread, if there is one, within `deadline`. True if it ended.
+    pub async fn shut_down(&self, deadline: Duration) -> bool {
+        let Some(own) = &self.0.own else { return true };
+        own.stop.send_replace(true);
+        let until = std::time::Instant::now() + deadline;
+        // The thread cannot signal through the runtime that it is taking down, so its flag is looked at.
+        while !own.ended.load(Ordering::Acquire) {
+            if std::time::Instant::now() >= until {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let thread = own.thread.lock().take();
+        if let Some(thread) = thread {
+            // It has set its flag as its last act.
+            return thread.join().is_ok();
+        }
+        true
+    }
+}
+
+impl Drop for OwnThread {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Env({} tasks)", self.tasks())
+    }
+}

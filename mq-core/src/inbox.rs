@@ -1,0 +1,291 @@
+//! What a driver fetched and the application has not taken yet. Slots live in their lanes; only runs of slot numbers cross,
+//! so that a lost lease or a drain finds buffered deliveries where they are.
+
+use crate::flow::{Flow, Gate};
+use crate::lane::Lane;
+use mq_api::{Deliveries, Error, Event, EventLog};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use tokio::time::Instant;
+
+struct Run {
+    lane: Arc<Lane>,
+    first: u64,
+    n: u32,
+}
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<Run>,
+    suspects: VecDeque<(Arc<Lane>, u64)>,
+    deferred: VecDeque<(Arc<Lane>, u64, u32, u64)>,
+    /// The suspect in hand, or asked to be recorded.
+    alone: Option<(Arc<Lane>, u64, bool)>,
+    consumer: Option<Waker>,
+    closed: bool,
+    error: Option<Error>,
+    buffered: usize,
+}
+
+/// The buffer of one consumer, over all its sessions.
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    flow: Arc<Flow>,
+}
+
+impl Inbox {
+    pub(crate) fn new(flow: Arc<Flow>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), flow })
+    }
+
+    /// Slots `first..first + n` of `lane` may be handed out.
+    pub(crate) fn push(&self, lane: &Arc<Lane>, first: u64, n: u32) {
+        if n == 0 {
+            return;
+        }
+        let mut st = self.state.lock();
+        match st.ready.back_mut() {
+            Some(run) if Arc::ptr_eq(&run.lane, lane) && run.first + u64::from(run.n) == first => run.n += n,
+            _ => st.ready.push_back(Run { lane: lane.clone(), first, n }),
+        }
+        st.buffered += n as usize;
+        let waker = st.consumer.take();
+        drop(st);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// A crash suspect is to be handed out alone.
+    pub(crate) fn push_suspect(&self, lane: &Arc<Lane>, slot: u64) {
+        let mut st = self.state.lock();
+        st.suspects.push_back((lane.clone(), slot));
+        let waker = st.consumer.take();
+        drop(st);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// For broadcast: drops the oldest buffered beyond the bound, and says how many.
+    pub(crate) fn drop_beyond(&self, max: usize, events: &EventLog) {
+        let mut dropped = 0u64;
+        let mut runs = Vec::new();
+        {
+            let mut st = self.state.lock();
+            while st.buffered > max {
+                let excess = st.buffered - max;
+                let Some(run) = st.ready.front_mut() else { break };
+                let n = (run.n as usize).min(excess) as u32;
+                runs.push((run.lane.clone(), run.first, n));
+                run.first += u64::from(n);
+                run.n -= n;
+                let empty = run.n == 0;
+                if empty {
+                    st.ready.pop_front();
+                }
+                st.buffered -= n as usize;
+                dropped += u64::from(n);
+            }
+        }
+        for (lane, first, n) in runs {
+            lane.forget_buffered(first, n);
+        }
+        if dropped > 0 {
+            events.push(Event::Lagged(dropped));
+        }
+    }
+
+    /// No more will come: the consumer ends, with an error or without.
+    pub(crate) fn close(&self, error: Option<Error>) {
+        let mut st = self.state.lock();
+        st.closed = true;
+        st.error = error.or(st.error.take());
+        st.ready.clear();
+        st.suspects.clear();
+        st.deferred.clear();
+        st.alone = None;
+        st.buffered = 0;
+        let waker = st.consumer.take();
+        drop(st);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The lanes of a session were closed: forgets what was buffered from them.
+    pub(crate) fn clear(&self) {
+        let mut st = self.state.lock();
+        st.ready.clear();
+        st.suspects.clear();
+        st.deferred.clear();
+        st.alone = None;
+        st.buffered = 0;
+        drop(st);
+        self.flow.open(Gate::Alone);
+    }
+
+    /// Wakes the consumer to look again (a gate opened or shut).
+    pub(crate) fn nudge(&self) {
+        let waker = self.state.lock().consumer.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn wait(st: &mut State, cx: &mut Context<'_>) {
+        if !st.consumer.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            st.consumer = Some(cx.waker().clone());
+        }
+    }
+
+    /// Hands out at most `max` into `out`; ready with 0 only when closed.
+    pub(crate) fn poll_hand_out(
+        &self,
+        cx: &mut Context<'_>,
+        max: usize,
+        out: &mut Deliveries,
+        now: Instant,
+    ) -> Poll<Result<usize, Error>> {
+        let mut handed = 0;
+        if !self.state.lock().deferred.is_empty() {
+            self.admit_deferred(cx);
+        }
+        loop {
+            let mut st = self.state.lock();
+            if st.closed || self.flow.is_shut(Gate::Stopping) {
+                return Poll::Ready(match st.error.take() {
+                    Some(error) if handed == 0 => Err(error),
+                    _ => Ok(handed),
+                });
+            }
+            let blocked = self.flow.is_shut(Gate::Paused) || self.flow.is_shut(Gate::Transient);
+            if blocked || handed == max {
+                Self::wait(&mut st, cx);
+                break;
+            }
+            if st.alone.is_some() || !st.suspects.is_empty() {
+                match self.poll_suspect(st, cx, handed, out, now) {
+                    Poll::Ready(Some(n)) => return Poll::Ready(Ok(n)),
+                    Poll::Ready(None) => continue,
+                    Poll::Pending => break,
+                }
+            }
+            let Some(run) = st.ready.front_mut() else {
+                Self::wait(&mut st, cx);
+                break;
+            };
+            let n = (run.n as usize).min(max - handed) as u32;
+            let (lane, first) = (run.lane.clone(), run.first);
+            run.first += u64::from(n);
+            run.n -= n;
+            let empty = run.n == 0;
+            if empty {
+                st.ready.pop_front();
+            }
+            st.buffered = st.buffered.saturating_sub(n as usize);
+            drop(st);
+            let (got, looked) = lane.hand_out(first, n, out, now);
+            handed += got;
+            if looked < n {
+                // The byte bound of what is in hand: the rest goes back to the front and waits for a settlement.
+                let mut st = self.state.lock();
+                st.buffered += (n - looked) as usize;
+                st.ready.push_front(Run { lane, first: first + u64::from(looked), n: n - looked });
+                Self::wait(&mut st, cx);
+                break;
+            }
+        }
+        if handed > 0 { Poll::Ready(Ok(handed)) } else { Poll::Pending }
+    }
+
+    /// A suspect goes out only when nothing else is in hand, and nothing else goes out while it is.
+    fn poll_suspect(
+        &self,
+        mut st: parking_lot::MutexGuard<'_, State>,
+        cx: &mut Context<'_>,
+        handed: usize,
+        out: &mut Deliveries,
+        now: Instant,
+    ) -> Poll<Option<usize>> {
+        if st.alone.is_none()
+            && let Some((lane, slot)) = st.suspects.pop_front()
+        {
+            st.alone = Some((lane, slot, false));
+            self.flow.shut(Gate::Alone);
+        }
+        Self::wait(&mut st, cx);
+        let Some((lane, slot, out_already)) = st.alone.clone() else { return Poll::Pending };
+        // A lane is never called with the inbox locked: lanes lock first.
+        drop(st);
+        if out_already {
+            if lane.is_unsettled(slot) {
+                return Poll::Pending;
+            }
+            self.end_alone();
+            return Poll::Ready(None);
+        }
+        if handed > 0 || lane.any_handed_here() {
+            return Poll::Pending;
+        }
+        if !lane.is_unsettled(slot) {
+            self.end_alone();
+            return Poll::Ready(None);
+        }
+        // Recorded at the broker before it is handed over: else its death would not be counted.
+        if lane.poll_trial(slot, cx).is_pending() {
+            return Poll::Pending;
+        }
+        if let Some(alone) = &mut self.state.lock().alone {
+            alone.2 = true;
+        }
+        let (got, _) = lane.hand_out(slot, 1, out, now);
+        Poll::Ready(if got > 0 { Some(got) } else { None })
+    }
+}
+
+impl Inbox {
+    fn end_alone(&self) {
+        let mut st = self.state.lock();
+        st.alone = None;
+        if st.suspects.is_empty() {
+            self.flow.open(Gate::Alone);
+        }
+    }
+
+    /// At most once: handed out when the broker confirmed operation `op`.
+    pub(crate) fn push_after(&self, lane: &Arc<Lane>, first: u64, n: u32, op: u64) {
+        let mut st = self.state.lock();
+        st.deferred.push_back((lane.clone(), first, n, op));
+        let waker = st.consumer.take();
+        drop(st);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Moves what was confirmed to the ready ones.
+    fn admit_deferred(&self, cx: &mut Context<'_>) {
+        loop {
+            let next = self.state.lock().deferred.pop_front();
+            let Some((lane, first, n, op)) = next else { return };
+            match lane.settles.poll_settled(op, cx) {
+                Poll::Pending => {
+                    self.state.lock().deferred.push_front((lane, first, n, op));
+                    return;
+                }
+                Poll::Ready(settled) if settled.is_ok() => self.push(&lane, first, n),
+                // Settled, and never handed over: at most once.
+                Poll::Ready(_) => lane.forget_buffered(first, n),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Inbox({} buffered)", self.state.lock().buffered)
+    }
+}

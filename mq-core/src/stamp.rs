@@ -1,0 +1,45 @@
+//! What every producer does to a message before it leaves: checks and stamps.
+
+use mq_api::{Error, ErrorKind, Message, MessageId, Outcome, ProducerSpec};
+use std::time::SystemTime;
+
+/// Checks size and headers, gives it an id and a timestamp if it has none; says its size.
+///
+/// # Errors
+/// [`ErrorKind::TooLarge`] or [`ErrorKind::InvalidName`], not sent.
+#[inline]
+pub fn stamp(message: &mut Message, spec: &ProducerSpec, now: impl FnOnce() -> SystemTime) -> Result<u32, Error> {
+    let size = message.size();
+    if size > spec.max_message {
+        return Err(too_large(size, spec));
+    }
+    if !message.headers.is_empty() {
+        check_headers(message)?;
+    }
+    if message.id.is_nil() {
+        message.id = MessageId::make();
+    }
+    if message.timestamp.is_none() {
+        message.timestamp = Some(now());
+    }
+    Ok(size as u32)
+}
+
+#[cold]
+fn too_large(size: usize, spec: &ProducerSpec) -> Error {
+    let text = format!(
+        "a message of {size} bytes to '{}' is larger than max_message, {} bytes; raise it, or send a reference to the data",
+        spec.topic, spec.max_message
+    );
+    Error::new(ErrorKind::TooLarge, text).with_outcome(Outcome::NotSent)
+}
+
+fn check_headers(message: &Message) -> Result<(), Error> {
+    for (name, _) in message.headers.iter() {
+        if name.is_empty() || name.chars().any(char::is_control) {
+            let text = format!("header name {name:?} is not allowed: it is empty or holds a control character");
+            return Err(Error::new(ErrorKind::InvalidName, text).with_outcome(Outcome::NotSent));
+        }
+    }
+    Ok(())
+}

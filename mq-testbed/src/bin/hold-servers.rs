@@ -1,0 +1,16 @@
+//! Starts servers and holds them until it is ended, however that happens: what `tests/left_behind.rs` ends.
+
+use std::io::Read;
+
+use mq_testbed::{Fleet, Folder, Kind, Problem};
+
+fn main() -> Result<(), Problem> {
+    let kinds: Vec<Kind> = std::env::args().skip(1).filter_map(|name| Kind::named(&name)).collect();
+    let fleet = Fleet::start(&kinds, Folder::for_run()?);
+    println!("{} up", fleet.entries().iter().filter(|entry| entry.url.is_some()).count());
+    let mut word = [0];
+    let heard = std::io::stdin().read(&mut word).unwrap_or(0);
+    // One way to end by accident, on request.
+    assert!(heard == 0, "asked to panic");
+    Ok(())
+}

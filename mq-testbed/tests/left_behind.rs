@@ -1,0 +1,94 @@
+//! However a process ends that started servers, none of them is left.
+
+// A test may unwrap: its panic is the report.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use mq_testbed::{Kind, eventually, root, running, shortage, skip, sweep};
+
+struct Holder {
+    child: Child,
+    runs: PathBuf,
+}
+
+impl Holder {
+    fn start() -> Option<Self> {
+        if let Some(problem) = Kind::ALL.into_iter().find_map(shortage) {
+            skip(&problem.to_string());
+            return None;
+        }
+        let mut child = Command::new(env!("CARGO_BIN_EXE_hold-servers"))
+            .args(["redis", "rabbitmq", "kafka", "postgres"])
+            // Its own servers, also where the tests were given some.
+            .env_remove("MQ_TEST_REDIS_URL")
+            .env_remove("MQ_TEST_AMQP_URL")
+            .env_remove("MQ_TEST_KAFKA_URL")
+            .env_remove("MQ_TEST_POSTGRES_URL")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut told = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut told).unwrap();
+        assert_eq!(told, "4 up\n");
+        let runs = root().join("runs").join(format!("{}-0", child.id()));
+        let holder = Self { child, runs };
+        assert!(holder.left() >= 5, "four servers are at least five processes");
+        Some(holder)
+    }
+
+    fn left(&self) -> usize {
+        running().iter().filter(|process| process.folder.starts_with(&self.runs)).count()
+    }
+
+    /// Nothing runs within seconds, without anyone cleaning up; the next call takes the folder away.
+    fn all_gone(mut self) {
+        self.child.wait().unwrap();
+        // A PostgreSQL child notices the end of its postmaster only when it next looks.
+        assert!(eventually(Duration::from_secs(15), || self.left() == 0), "left: {:?}", running());
+        sweep();
+        assert!(!self.runs.exists());
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+#[test]
+fn after_kill_9() {
+    if let Some(holder) = Holder::start() {
+        holder.signal("-KILL");
+        holder.all_gone();
+    }
+}
+
+#[test]
+fn after_ctrl_c() {
+    if let Some(holder) = Holder::start() {
+        holder.signal("-INT");
+        holder.all_gone();
+    }
+}
+
+#[test]
+fn after_a_panic() {
+    if let Some(mut holder) = Holder::start() {
+        holder.child.stdin.take().unwrap().write_all(b"!").unwrap();
+        holder.all_gone();
+    }
+}
+
+#[test]
+fn after_a_normal_end() {
+    if let Some(mut holder) = Holder::start() {
+        drop(holder.child.stdin.take());
+        holder.all_gone();
+    }
+}

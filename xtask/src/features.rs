@@ -1,0 +1,46 @@
+//! Which features all builds turn on, so that every step shares one build of each dependency.
+
+use std::process::Command;
+
+use mq_testbed::Problem;
+use serde_json::Value;
+
+/// Features that change how a C library is built or found rather than what the library does. Turning them on would
+/// need further tools, and build librdkafka a second time.
+const HOW_TO_BUILD: [&str; 5] = ["cmake", "dynamic", "vendored", "static", "gssapi"];
+
+/// `cargo` arguments that select the whole workspace with the features of every crate.
+pub(crate) fn everything() -> Result<Vec<String>, Problem> {
+    let mut features = Vec::new();
+    for (package, feature) in all()? {
+        features.push(format!("{package}/{feature}"));
+    }
+    let mut args = vec!["--workspace".to_owned()];
+    if !features.is_empty() {
+        args.extend(["--features".into(), features.join(",")]);
+    }
+    Ok(args)
+}
+
+/// Every feature of every package of the workspace, but [`HOW_TO_BUILD`].
+pub(crate) fn all() -> Result<Vec<(String, String)>, Problem> {
+    let output = Command::new("cargo")
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .output()
+        .map_err(Problem::during("start cargo metadata"))?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(Problem::new(format!("cargo metadata failed, a Cargo.toml may be wrong: {words}")));
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout).map_err(Problem::during("read cargo metadata"))?;
+    let mut found = Vec::new();
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let name = package["name"].as_str().unwrap_or_default();
+        for feature in package["features"].as_object().into_iter().flatten().map(|(feature, _)| feature) {
+            if !HOW_TO_BUILD.iter().any(|part| feature.contains(part)) {
+                found.push((name.to_owned(), feature.clone()));
+            }
+        }
+    }
+    Ok(found)
+}
