@@ -202,6 +202,8 @@ impl<S, R: Routes> Worker<S, R> {
         }
         handle.enter(Phase::Running);
         let mut total = Total::default();
+        // Neither future may be polled again once it was ready.
+        let mut asked = false;
         loop {
             tokio::select! {
                 biased;
@@ -213,8 +215,14 @@ impl<S, R: Routes> Worker<S, R> {
                     }
                     None => break,
                 },
-                () = &mut until, if handle.phase() < Phase::Draining => handle.shutdown(),
-                () = &mut stopped, if handle.phase() < Phase::Draining => handle.enter(Phase::Draining),
+                () = &mut until, if !asked => {
+                    asked = true;
+                    handle.shutdown();
+                }
+                () = &mut stopped, if handle.phase() < Phase::Draining => {
+                    asked = true;
+                    handle.enter(Phase::Draining);
+                }
             }
         }
         total.finish()
