@@ -1,5 +1,7 @@
 //! Layers around handlers: time-outs, idempotence, anybody's.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test's panic is its report")]
+
 mod scripted;
 
 use anymq::prelude::*;
@@ -24,7 +26,7 @@ fn orders() -> Subscription {
 async fn a_handler_that_never_ends_is_ended() {
     let script = Script::new();
     script.send("x");
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]))
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
         .route(orders(), async || pending::<()>().await)
         .layer(TimeoutLayer::new(Duration::from_secs(5)));
     let before = tokio::time::Instant::now();
@@ -38,7 +40,7 @@ async fn a_batch_has_time_limits_too() {
     let script = Script::new();
     script.send("x");
     script.send("y");
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]))
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
         .batch(orders(), 10, async |_: Batch<Payload>| pending::<()>().await)
         .layer(TimeoutLayer::new(Duration::from_secs(5)));
     worker.run_until(async { drop(script.settle_count(2).await) }).await.unwrap();
@@ -75,7 +77,7 @@ impl<S: Service<Request, Response = Outcome>> Service<Request> for NamedService<
 #[tokio::test(start_paused = true)]
 async fn the_last_layer_is_the_outermost_and_wraps_only_routes_before_it() {
     let (first, second, log) = (Script::new(), Script::new(), Arc::new(Mutex::new(Vec::new())));
-    let worker = Worker::new(ScriptedBroker::new([Ok(first.clone()), Ok(second.clone())]))
+    let worker = Worker::new(ScriptedBroker::broker([Ok(first.clone()), Ok(second.clone())]))
         .route(orders(), async || {})
         .layer(Named("inner", log.clone()))
         .layer(Named("outer", log.clone()))
@@ -109,7 +111,7 @@ async fn what_succeeded_once_is_not_handled_again() {
     // Known by their payload, so that the script's fresh ids do not matter.
     let layer =
         IdempotentLayer::new(store.clone()).key(|r| MessageId::text(String::from_utf8_lossy(r.payload_bytes())));
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())])).route(orders(), handler).layer(layer);
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())])).route(orders(), handler).layer(layer);
     let driver = async {
         // Two at a time: the second waits for the first, sees that it failed, and is handled itself.
         script.send(7);
@@ -148,7 +150,7 @@ async fn a_store_that_is_down_counts_against_no_message() {
     for (check, word) in [(false, "nack Transient: the idempotency store failed: store down"), (true, "ack")] {
         let script = Script::new();
         script.send("x");
-        let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]))
+        let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
             .route(orders(), async || {})
             .layer(IdempotentLayer::new(Broken { check }));
         worker.run_until(async { drop(script.settle_count(1).await) }).await.unwrap();

@@ -1,5 +1,7 @@
 //! How a worker runs, waits and ends.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test's panic is its report")]
+
 mod scripted;
 
 use anymq::prelude::*;
@@ -42,7 +44,7 @@ async fn concurrency_is_bounded_also_beyond_64() {
     for concurrency in [1, 3, 100] {
         let (script, gate) = (Script::new(), Gate::new());
         (0..250).for_each(|n| script.send(n));
-        let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]))
+        let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
             .state(gate.clone())
             .route(orders().concurrency(concurrency), wait_at);
         let driver = async {
@@ -66,7 +68,7 @@ async fn what_was_fetched_ahead_goes_back_when_a_handler_starts_to_wait() {
     }
     let script = Script::new();
     (0..400).for_each(|n| script.send(n));
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]))
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
         .route(orders(), sometimes)
         .shutdown_deadline(Duration::ZERO);
     let report = worker.run_until(script.held(1)).await.unwrap();
@@ -80,7 +82,7 @@ async fn what_was_fetched_ahead_goes_back_when_a_handler_starts_to_wait() {
 async fn a_shutdown_waits_for_handlers_and_then_gives_up() {
     let (script, gate) = (Script::new(), Gate::new());
     (0..4).for_each(|n| script.send(n));
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]))
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
         .state(gate.clone())
         .route(orders().concurrency(2), wait_at)
         .shutdown_deadline(Duration::from_secs(10));
@@ -103,7 +105,7 @@ async fn a_shutdown_waits_for_handlers_and_then_gives_up() {
 async fn abandon_does_not_wait() {
     let (script, gate) = (Script::new(), Gate::new());
     script.send("x");
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())])).state(gate).route(orders(), wait_at);
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())])).state(gate).route(orders(), wait_at);
     let handle = worker.handle();
     let running = tokio::spawn(worker.run());
     script.held(1).await;
@@ -119,7 +121,7 @@ async fn a_lost_delivery_stops_its_handler() {
     let (script, gate) = (Script::new(), Gate::new());
     script.send("lost");
     script.send("kept");
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]))
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
         .state(gate.clone())
         .route(orders().concurrency(2), wait_at);
     let driver = async {
@@ -138,7 +140,7 @@ async fn a_lost_delivery_stops_its_handler() {
 async fn an_error_of_a_consumer_ends_the_worker_after_draining_the_others() {
     let (bad, good, gate) = (Script::new(), Script::new(), Gate::new());
     good.send("x");
-    let worker = Worker::new(ScriptedBroker::new([Ok(bad.clone()), Ok(good.clone())]))
+    let worker = Worker::new(ScriptedBroker::broker([Ok(bad.clone()), Ok(good.clone())]))
         .state(gate.clone())
         .route([orders(), Subscription::group("orders", "analytics")], wait_at);
     let running = tokio::spawn(worker.run());
@@ -155,7 +157,7 @@ async fn an_error_of_a_consumer_ends_the_worker_after_draining_the_others() {
 async fn a_route_that_cannot_be_opened_is_an_error_and_nothing_runs() {
     let (first, error) = (Script::new(), Error::new(ErrorKind::Unsupported, "no per-key order"));
     let worker =
-        Worker::new(ScriptedBroker::new([Ok(first.clone()), Err(error)])).route([orders(), orders()], async || {});
+        Worker::new(ScriptedBroker::broker([Ok(first.clone()), Err(error)])).route([orders(), orders()], async || {});
     let handle = worker.handle();
     assert_eq!(worker.run().await.unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(handle.phase(), Phase::Ended);
@@ -165,7 +167,7 @@ async fn a_route_that_cannot_be_opened_is_an_error_and_nothing_runs() {
 #[tokio::test(start_paused = true)]
 async fn pause_and_resume() {
     let script = Script::new();
-    let worker = Worker::new(ScriptedBroker::new([Ok(script.clone())])).route(orders(), async || {});
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())])).route(orders(), async || {});
     let handle = worker.handle();
     handle.pause();
     let running = tokio::spawn(worker.run());
@@ -182,14 +184,14 @@ async fn pause_and_resume() {
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_without_routes_says_so() {
-    let error = Worker::new(ScriptedBroker::new([])).run().await.unwrap_err();
+    let error = Worker::new(ScriptedBroker::broker([])).run().await.unwrap_err();
     assert!(error.to_string().contains(".route("), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_before_the_start_ends_at_once() {
     let script = Script::new();
-    let worker = Worker::new(ScriptedBroker::new([Ok(script)])).route(orders(), async || {});
+    let worker = Worker::new(ScriptedBroker::broker([Ok(script)])).route(orders(), async || {});
     worker.handle().shutdown();
     assert_eq!(worker.run().await.unwrap().acked, 0);
 }

@@ -1,5 +1,7 @@
 //! What a handler's result, error or panic becomes.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test's panic is its report")]
+
 mod scripted;
 
 use anymq::prelude::*;
@@ -19,7 +21,7 @@ macro_rules! settled {
         let script = Script::new();
         let payloads: Vec<String> = $payloads.into_iter().map(|p: &str| p.to_owned()).collect();
         payloads.iter().for_each(|p| script.send(p));
-        let $worker = Worker::new(ScriptedBroker::new([Ok(script.clone())]));
+        let $worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]));
         let worker = $built;
         let done = script.clone();
         let count = payloads.len();

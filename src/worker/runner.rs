@@ -9,6 +9,7 @@ use mq_api::{CloseReport, Consumer, Deliveries, Error, ErrorKind, Guarantee, Mod
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::task::coop::has_budget_remaining;
 
 /// Messages handled before other tasks get their turn.
 const TURN: u32 = 256;
@@ -128,6 +129,8 @@ impl<Svc: MessageService> Runner<Svc> {
             let request = Request::new(message, position, attempt, ticket.lost());
             let service = &mut self.service;
             match self.slots.start(ticket, Ticket::lost, || service.call(request)) {
+                // Out of tokio's budget everything of tokio's waits, ready or not: that says nothing about the handler.
+                Polled::Pending if !has_budget_remaining() => return,
                 Polled::Pending => self.appetite.waited(),
                 polled => {
                     self.appetite.finished_at_once();

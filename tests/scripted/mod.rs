@@ -1,7 +1,7 @@
 //! A broker that says what the test tells it to and writes down how each delivery was settled. For what no real broker does
 //! on request: losing one delivery, ending with an error, refusing to close in time.
 
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, reason = "each test uses a part")]
 
 use anymq::{
     Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Durability,
@@ -130,7 +130,11 @@ impl Settle for Script {
         self.write(slot, "ack".to_owned())
     }
     fn ack_run(&self, first: u64, n: u32) -> SettleStart {
-        (first..first + u64::from(n)).map(|slot| self.write(slot, "ack".to_owned())).last().unwrap()
+        let mut start = SettleStart::Done(Settled::Untracked);
+        for slot in first..first + u64::from(n) {
+            start = self.write(slot, "ack".to_owned());
+        }
+        start
     }
     fn settle(&self, slot: u64, how: Disposition) -> SettleStart {
         let word = match how {
@@ -240,7 +244,7 @@ impl Control for Script {
 pub struct ScriptedBroker(Mutex<VecDeque<Result<Script>>>);
 
 impl ScriptedBroker {
-    pub fn new(scripts: impl IntoIterator<Item = Result<Script>>) -> Arc<dyn Broker> {
+    pub fn broker(scripts: impl IntoIterator<Item = Result<Script>>) -> Arc<dyn Broker> {
         Arc::new(Self(Mutex::new(scripts.into_iter().collect())))
     }
 }
