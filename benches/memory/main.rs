@@ -17,6 +17,17 @@ static PAYLOAD: [u8; 256] = [7; 256];
 /// Three fields, as a small event has.
 static JSON: &[u8] = br#"{"id":12345,"qty":3,"price":19.5}"#;
 
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Order {
+    id: u64,
+    qty: u32,
+    price: f64,
+}
+
+impl Order {
+    const EXAMPLE: Self = Self { id: 12345, qty: 3, price: 19.5 };
+}
+
 fn message() -> anymq::Message {
     anymq::Message::new(Bytes::from_static(&PAYLOAD))
 }
@@ -37,6 +48,7 @@ const SCENARIOS: &[&str] = &[
     "worker-layers-4",
     "worker-yields",
     "worker-json",
+    "json-batch64",
     "json-bare",
 ];
 
@@ -64,6 +76,7 @@ fn run(scenario: &str, n: usize) {
             "queued-1000000" => plain::batches(n, 1, 1_000_000).await,
             "topics-1" => plain::batches(n, 1, 0).await,
             "topics-1000" => plain::batches(n, 1000, 0).await,
+            "json-batch64" => plain::json_batches(n).await,
             "json-bare" => worker::json_bare(n),
             other => worker::run(other, n).await,
         }

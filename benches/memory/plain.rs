@@ -1,6 +1,6 @@
 //! Producer and consumer without a worker.
 
-use crate::{allocations::so_far, message};
+use crate::{Order, allocations::so_far, message};
 use anymq::prelude::*;
 use anymq::{Deliveries, SendBatch};
 use std::sync::Arc;
@@ -105,5 +105,30 @@ pub(crate) async fn two_tasks(n: usize, in_batches: bool) -> u64 {
     });
     let before = receiving.await.unwrap();
     sending.await.unwrap();
+    so_far() - before
+}
+
+/// Batches of 64 that are written as JSON before and read after.
+pub(crate) async fn json_batches(n: usize) -> u64 {
+    let broker = broker().await;
+    let mut consumer = broker.subscribe(bench("t")).await.unwrap();
+    let producer = broker.producer("t").await.unwrap();
+    let (mut batch, mut deliveries, mut before) = (SendBatch::new(), Deliveries::new(), 0);
+    for round in 0..(n + WARM) / 64 {
+        if round == WARM / 64 {
+            before = so_far();
+        }
+        batch.messages.extend((0..64).map(|_| Message::json(&Order::EXAMPLE).unwrap()));
+        batch = producer.send_batch(batch).await;
+        let mut got = 0;
+        while got < 64 {
+            got += consumer.recv_batch(64 - got, &mut deliveries).await.unwrap();
+            for message in deliveries.messages() {
+                let order: Order = serde_json::from_slice(message.payload_bytes()).unwrap();
+                std::hint::black_box(order.id);
+            }
+            deliveries.ack_all().await;
+        }
+    }
     so_far() - before
 }

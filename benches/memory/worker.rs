@@ -1,6 +1,6 @@
 //! A worker around handlers that do nothing, or nearly so. The producer sends batches of 64.
 
-use crate::{JSON, allocations::so_far, message};
+use crate::{JSON, Order, allocations::so_far, message};
 use anymq::SendBatch;
 use anymq::prelude::*;
 use anymq::worker::{Request, Routes};
@@ -19,14 +19,6 @@ const WARM: usize = 64 * 32;
 /// Messages handled; the only work of these handlers that stays in the books of a bench is one addition.
 #[derive(Clone, Default)]
 struct Handled(Arc<AtomicU64>);
-
-#[derive(serde::Deserialize)]
-#[allow(dead_code)]
-struct Order {
-    id: u64,
-    qty: u32,
-    price: f64,
-}
 
 async fn empty() {}
 
