@@ -24,12 +24,14 @@
 //! | send | [`Producer`], [`Message`] |
 //! | run handlers | [`worker`] |
 //! | receive in a loop of your own | [`Consumer`], [`Delivery`] |
-//! | test a handler without a server | [`testing`](crate::testing) |
+//! | test a handler without a server | `testing` |
 //! | know what a broker can do | [`Capabilities`] |
 
 mod config;
 mod connect;
 pub mod prelude;
+#[cfg(feature = "memory")]
+pub mod testing;
 pub mod worker;
 
 pub use config::Config;
@@ -45,6 +47,10 @@ pub use mq_api::{
     TopicInfo, TopicSpec, Typed, TypedDelivery, TypedProducer,
 };
 pub use worker::{Outcome, Worker};
+
+/// The in-memory broker from the operator's side: faults, members, what happened.
+#[cfg(feature = "memory")]
+pub use mq_memory as memory;
 
 /// Codecs of typed producers and consumers.
 pub mod codec {
