@@ -56,3 +56,18 @@ pub use mq_memory as memory;
 pub mod codec {
     pub use mq_api::{Decode, Encode, Json, Raw};
 }
+
+/// The README and the guides are compiled as they stand.
+#[cfg(all(doctest, feature = "memory"))]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/guide/worker.md")]
+    struct WorkerGuide;
+    #[doc = include_str!("../docs/guide/settling.md")]
+    struct SettlingGuide;
+    #[doc = include_str!("../docs/guide/testing.md")]
+    struct TestingGuide;
+    #[doc = include_str!("../docs/guide/configuration.md")]
+    struct ConfigurationGuide;
+}
