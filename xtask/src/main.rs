@@ -9,6 +9,7 @@
 
 mod bench;
 mod brokers;
+mod build_program;
 mod faults;
 mod features;
 mod guard;
