@@ -167,6 +167,7 @@ impl Test {
     }
 
     /// Assertions about a group.
+    #[must_use = "say what must have happened: `.handled(1)`"]
     pub fn on(&self, topic: impl Into<Topic>, group: impl Into<Group>) -> On<'_> {
         On::new(self, topic.into(), group.into())
     }
