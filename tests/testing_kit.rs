@@ -1,7 +1,7 @@
 //! The test kit says what is so, and shows what happened when it is not.
 
 #![cfg(feature = "memory")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test's panic is its report")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's panic is its report")]
 
 use anymq::DeadLetterPolicy;
 use anymq::prelude::*;
