@@ -33,6 +33,8 @@ mod admin;
 mod broadcast;
 mod client;
 mod core;
+mod driver;
+mod faults;
 mod fetch;
 mod group;
 mod lane;
@@ -46,6 +48,7 @@ mod topic;
 mod trace;
 mod url;
 
+pub use faults::FaultPlan;
 pub use profile::Profile;
 pub use trace::{Happened, Trace, What};
 pub use url::MemoryConfig;
@@ -102,7 +105,7 @@ impl MemoryBroker {
             bytes: config.capacity_bytes,
         };
         let trace = config.record.then(Trace::new);
-        Ok(Self { core: core::Core::new(config.name, config.profile, limits, env, hooks, trace) })
+        Ok(Self { core: core::Core::new(config.name, config.profile, limits, env, hooks, trace, config.faults) })
     }
 
     /// The broker of this name, made if no handle to it lives.
