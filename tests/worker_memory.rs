@@ -197,7 +197,7 @@ async fn at_most_once_is_never_handled_twice_and_broadcast_reaches_everyone() {
         let calls = calls.clone();
         move || {
             let n = calls.fetch_add(1, SeqCst);
-            async move { if n % 2 == 0 { Err("lost for good") } else { Ok(()) } }
+            async move { if n.is_multiple_of(2) { Err("lost for good") } else { Ok(()) } }
         }
     };
     let once = billing().guarantee(Guarantee::AtMostOnce);
