@@ -9,7 +9,7 @@ use crate::profile::Profile;
 use crate::timer::Timer;
 use crate::topic::Topic;
 use crate::trace::{Place, Trace, What};
-use mq_api::{Capabilities, Error, ErrorKind, Provisioning, Result, Retention, Topic as Name};
+use mq_api::{Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Topic as Name};
 use mq_core::{Env, Hooks};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -51,16 +51,20 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         name: String,
-        profile: Profile,
+        (profile, without): (Profile, &[Feature]),
         limits: Limits,
         env: Env,
         hooks: Arc<dyn Hooks>,
         trace: Option<Arc<Trace>>,
     ) -> Arc<Self> {
+        let mut capabilities = profile.capabilities();
+        for feature in without {
+            capabilities = capabilities.with(*feature, Support::Unsupported("its configuration takes it away"));
+        }
         let core = Arc::new(Self {
             name,
             profile,
-            capabilities: Arc::new(profile.capabilities()),
+            capabilities: Arc::new(capabilities),
             limits,
             hooks,
             timer: Timer::default(),

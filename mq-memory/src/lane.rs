@@ -384,7 +384,7 @@ impl Letter<'_> {
         {
             // Partitions of two topics, the dead-letter one last; a dead-letter topic has no dead letters of its own.
             let mut letters = dead.parts[dead.pick(&message)].lock();
-            if !letters.has_room(size, &dead.keep) {
+            if !letters.has_room(size, &dead.keep) || dead.refuse.load(std::sync::atomic::Ordering::Acquire) {
                 drop(letters);
                 let text = format!("dead letters cannot be written, so originals wait: {}", dead.full());
                 self.member.trouble(Some(text));

@@ -36,6 +36,7 @@ mod core;
 mod fetch;
 mod group;
 mod lane;
+mod link;
 mod member;
 mod partition;
 mod pending;
@@ -46,6 +47,7 @@ mod topic;
 mod trace;
 mod url;
 
+pub use link::Link;
 pub use profile::Profile;
 pub use trace::{Happened, Trace, What};
 pub use url::MemoryConfig;
@@ -102,7 +104,7 @@ impl MemoryBroker {
             bytes: config.capacity_bytes,
         };
         let trace = config.record.then(Trace::new);
-        Ok(Self { core: core::Core::new(config.name, config.profile, limits, env, hooks, trace) })
+        Ok(Self { core: core::Core::new(config.name, (config.profile, &config.without), limits, env, hooks, trace) })
     }
 
     /// The broker of this name, made if no handle to it lives.
@@ -135,6 +137,36 @@ impl MemoryBroker {
     /// A connection.
     pub fn connect(&self) -> Arc<dyn Broker> {
         client::Client::new(self.core.clone())
+    }
+
+    /// A connection that can be hurt, and the power to do it.
+    pub fn connect_linked(&self) -> (Arc<dyn Broker>, Link) {
+        link::connect(self.core.clone())
+    }
+
+    /// Writes to this topic fail as if it were full, until told otherwise.
+    pub fn refuse_writes(&self, topic: &mq_api::Topic, refuse: bool) {
+        if let Some(topic) = self.core.find_topic(topic) {
+            topic.refuse.store(refuse, std::sync::atomic::Ordering::Release);
+        }
+    }
+
+    /// Appends what a program would write that does not know this library: no id, no timestamp, no headers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no such topic.
+    pub fn put_foreign(&self, topic: &mq_api::Topic, payload: Vec<u8>) -> Result<()> {
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no topic '{topic}'"));
+        let topic = self.core.find_topic(topic).ok_or_else(missing)?;
+        let mut message = mq_api::Message::new(payload);
+        message.id = mq_api::MessageId::NIL;
+        let number = topic.pick(&message);
+        let mut part = topic.parts[number].lock();
+        let size = message.size() as u32;
+        part.append(message, size, 0);
+        topic.after_append(&self.core, &mut part, number);
+        part.wake();
+        Ok(())
     }
 
     /// The process of this member dies: nothing of it is heard again; what it held comes free when its leases end. False if

@@ -1,7 +1,7 @@
 //! `memory://name?profile=kafka&partitions=8`: strict, like every backend.
 
 use crate::profile::Profile;
-use mq_api::{Error, ErrorKind, Result};
+use mq_api::{Error, ErrorKind, Feature, Result};
 use std::fmt::Display;
 use std::str::FromStr;
 use url::Url;
@@ -26,6 +26,8 @@ pub struct MemoryConfig {
     pub seed: Option<u64>,
     /// Records what happens, for assertions. Costs time and memory; off by default.
     pub record: bool,
+    /// Features taken away from the profile, to see what a program does without them.
+    pub without: Vec<Feature>,
 }
 
 impl Default for MemoryConfig {
@@ -39,6 +41,7 @@ impl Default for MemoryConfig {
             capacity_bytes: 1 << 30,
             seed: None,
             record: false,
+            without: Vec::new(),
         }
     }
 }
