@@ -1,5 +1,6 @@
 //! The broker itself: topics, members, clock. Handles share it; it lives while one of them does.
 
+use crate::faults::FaultPlan;
 use crate::group::Group;
 use crate::lane::Letter;
 use crate::member::Member;
@@ -44,6 +45,8 @@ pub(crate) struct Core {
     /// Milliseconds since the start, as of the last look: what a hand-over is stamped with.
     pub(crate) coarse: AtomicU32,
     pub(crate) clients: AtomicUsize,
+    /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
+    pub(crate) faults: Option<FaultPlan>,
     next_member: AtomicU32,
     start: tokio::time::Instant,
 }
@@ -56,6 +59,7 @@ impl Core {
         env: Env,
         hooks: Arc<dyn Hooks>,
         trace: Option<Arc<Trace>>,
+        faults: Option<FaultPlan>,
     ) -> Arc<Self> {
         let mut capabilities = profile.capabilities();
         for feature in without {
@@ -74,6 +78,7 @@ impl Core {
             dying: Mutex::default(),
             coarse: AtomicU32::new(0),
             clients: AtomicUsize::new(0),
+            faults,
             next_member: AtomicU32::new(1),
             start: env.now(),
             env,

@@ -7,7 +7,7 @@ use crate::partition::Part;
 use crate::pending::{BLOCKED, HELD, Pending};
 use mq_api::{
     Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Guarantee, Position, Provisioning, Reason,
-    Result, Source, Start, Ticket,
+    Result, Source, Start, Stored, Ticket,
 };
 use mq_core::{Gate, Settlement, key_hash};
 use std::sync::Arc;
@@ -169,6 +169,13 @@ impl MemoryConsumer {
         if n == 0 {
             n = self.take_slow(lane, &mut guard, max, out);
         }
+        self.wait_if_none(lane, &mut guard, n, cx);
+        n
+    }
+
+    /// Nothing there: whoever changes that wakes this member.
+    fn wait_if_none(&self, lane: &MemoryLane, guard: &mut Part, n: usize, cx: &mut Context<'_>) {
+        let member = &*self.member;
         if n == 0 {
             guard.waiting = true;
             if let Some(group) = guard.groups.get_mut(lane.group.number) {
@@ -180,12 +187,46 @@ impl MemoryConsumer {
                 }
             }
         }
-        n
+    }
+
+    /// For the engine's driver: takes without making deliveries.
+    pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, max: usize, out: &mut Vec<Taken>) -> Poll<Result<()>> {
+        self.member.wait(cx);
+        if self.version != self.group.version()
+            && let Err(error) = self.refresh()
+        {
+            return Poll::Ready(Err(error));
+        }
+        if self.member.flow.poll_credit(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let max = max.max(1).min(self.member.flow.credit().count.max(1));
+        let lanes = self.lanes.len();
+        for turn in 0..lanes {
+            let at = (self.at + turn) % lanes;
+            let lane = &self.lanes[at];
+            let mut guard = lane.part.lock();
+            let Some(group) = guard.groups.get(lane.group.number) else { continue };
+            if group.deleted || group.owner.is_some() && (group.owner != Some(self.member.id) || group.draining) {
+                continue;
+            }
+            let n = self.take_slow(lane, &mut guard, max, out);
+            self.wait_if_none(lane, &mut guard, n, cx);
+            if n > 0 {
+                drop(guard);
+                self.at = (at + 1) % lanes;
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if self.version != self.group.version() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 
     /// Retries, suspects, order per key, redriven messages, at most once, a trace: one at a time.
     #[cold]
-    fn take_slow(&self, lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut Deliveries) -> usize {
+    fn take_slow(&self, lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut impl Receives) -> usize {
         let member = &*self.member;
         let mut n = 0;
         while n < max {
@@ -234,12 +275,11 @@ impl MemoryConsumer {
             n += 1;
             if member.sub.guarantee == Guarantee::AtMostOnce {
                 crate::lane::finish(&lane.topic, &lane.group, part, position);
-                let lane = Arc::new(crate::broadcast::Untracked(lane.source.clone()));
-                out.push(Delivery::new(stored, Position::offset(position), attempt, Ticket::new(lane, position)));
+                out.untracked(lane, position, stored, attempt);
                 continue;
             }
             member.flow.take(1, size);
-            out.run(lane, position).push(stored, Position::offset(position), attempt);
+            out.held(lane, position, stored, attempt);
             if suspect.is_some() {
                 break;
             }
@@ -324,6 +364,42 @@ impl MemoryConsumer {
             cx.waker().wake_by_ref();
         }
         if self.member.flow.is_shut(Gate::Stopping) { Poll::Ready(Ok(0)) } else { Poll::Pending }
+    }
+}
+
+/// What takes messages out of a partition.
+pub(crate) trait Receives {
+    /// One that is to be settled.
+    fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32);
+    /// One that was settled before the hand-over.
+    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32);
+}
+
+impl Receives for Deliveries {
+    fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        self.run(lane, position).push(stored, Position::offset(position), attempt);
+    }
+    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        let lane = Arc::new(crate::broadcast::Untracked(lane.source.clone()));
+        self.push(Delivery::new(stored, Position::offset(position), attempt, Ticket::new(lane, position)));
+    }
+}
+
+/// One taken for the engine.
+pub(crate) struct Taken {
+    pub(crate) part: usize,
+    pub(crate) epoch: u64,
+    pub(crate) position: u64,
+    pub(crate) stored: Arc<Stored>,
+    pub(crate) attempt: u32,
+}
+
+impl Receives for Vec<Taken> {
+    fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        self.push(Taken { part: lane.number, epoch: lane.source.epoch, position, stored, attempt });
+    }
+    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        self.held(lane, position, stored, attempt);
     }
 }
 

@@ -245,6 +245,38 @@ pub(crate) fn finish(topic: &Topic, group: &Group, part: &mut Part, position: u6
     draining && group.drained_maybe(part)
 }
 
+/// For the engine's driver: carries out a settlement that the engine decided; stale if the member does not hold it.
+pub(crate) fn carry(
+    member: &Arc<Member>,
+    topic: &Arc<Topic>,
+    group: &Arc<Group>,
+    number: usize,
+    position: u64,
+    how: Settlement,
+) -> Settled {
+    let Some(shared) = topic.parts.get(number) else { return Settled::Stale };
+    let mut guard = shared.lock();
+    let part = &mut *guard;
+    let held = part.groups.get_mut(group.number).and_then(|g| g.held_by(member.id, position).copied());
+    let Some(entry) = held.filter(|_| !member.is_crashed()) else { return Settled::Stale };
+    if let (Settlement::Ack, Some(trace)) = (&how, &member.core.trace) {
+        let source = Source::new(topic.name.clone(), Some(group.name.clone())).at(Some(number as u32), 0);
+        let id = part.stored(position).map(|s| s.message.id.clone()).unwrap_or_default();
+        trace.push(What::Acked, member.place(&source, position), &id);
+    }
+    let letter = Letter { topic, group, part: number, position, attempt: entry.attempt(), member };
+    let free = letter.settle(&member.core, part, how);
+    part.waiting = true;
+    part.wake();
+    drop(guard);
+    member.end_suspect(number, position);
+    member.flow.give(1, entry.size as usize);
+    if free {
+        group.assign_free();
+    }
+    Settled::Confirmed(member.core.capabilities.settle_level)
+}
+
 /// A delivery was held too long.
 pub(crate) fn time_out(member: &Arc<Member>, topic: &Arc<Topic>, group: &Arc<Group>, number: usize, position: u64) {
     let Some(shared) = topic.parts.get(number) else { return };

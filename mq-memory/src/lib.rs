@@ -33,6 +33,8 @@ mod admin;
 mod broadcast;
 mod client;
 mod core;
+mod driver;
+mod faults;
 mod fetch;
 mod group;
 mod lane;
@@ -48,6 +50,7 @@ mod trace;
 mod url;
 
 pub use link::Link;
+pub use faults::FaultPlan;
 pub use profile::Profile;
 pub use trace::{Happened, Trace, What};
 pub use url::MemoryConfig;
@@ -104,7 +107,8 @@ impl MemoryBroker {
             bytes: config.capacity_bytes,
         };
         let trace = config.record.then(Trace::new);
-        Ok(Self { core: core::Core::new(config.name, (config.profile, &config.without), limits, env, hooks, trace) })
+        let profile = (config.profile, config.without.as_slice());
+        Ok(Self { core: core::Core::new(config.name, profile, limits, env, hooks, trace, config.faults) })
     }
 
     /// The broker of this name, made if no handle to it lives.

@@ -114,6 +114,11 @@ impl MemoryProducer {
         self.closed.load(Ordering::Acquire).then(|| Error::closed("the producer"))
     }
 
+    /// For the engine's driver: the message is stamped already.
+    pub(crate) fn store(&self, mut message: Message) -> SendResult {
+        self.one(&mut message)
+    }
+
     fn one(&self, message: &mut Message) -> SendResult {
         if let Some(error) = self.closed() {
             return Err(error);
