@@ -194,6 +194,10 @@ impl Environment for World {
 
     fn fired(&self) -> Hook<Fired> {
         let read = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        Ok(Fired { sent: read(&self.hooks.sent), delivered: read(&self.hooks.delivered), acked: read(&self.hooks.acked) })
+        Ok(Fired {
+            sent: read(&self.hooks.sent),
+            delivered: read(&self.hooks.delivered),
+            acked: read(&self.hooks.acked),
+        })
     }
 }

@@ -49,8 +49,8 @@ mod topic;
 mod trace;
 mod url;
 
-pub use link::Link;
 pub use faults::FaultPlan;
+pub use link::Link;
 pub use profile::Profile;
 pub use trace::{Happened, Trace, What};
 pub use url::MemoryConfig;
@@ -88,7 +88,7 @@ impl MemoryBroker {
     /// # Errors
     /// [`ErrorKind::Config`] outside a tokio runtime.
     pub fn new(config: MemoryConfig) -> Result<Self> {
-        Self::with_hooks(config, Arc::new(NoHooks))
+        Self::make(config, Arc::new(NoHooks), false)
     }
 
     /// Like [`new`](Self::new), with a listener.
@@ -96,6 +96,11 @@ impl MemoryBroker {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_hooks(config: MemoryConfig, hooks: Arc<dyn Hooks>) -> Result<Self> {
+        Self::make(config, hooks, true)
+    }
+
+    /// With a listener that wants to hear of every message, or without.
+    fn make(config: MemoryConfig, hooks: Arc<dyn Hooks>, listens: bool) -> Result<Self> {
         let env = Env::current(config.seed)?;
         if let Some(seed) = config.seed {
             mq_api::MessageId::seed_thread(seed);
@@ -108,7 +113,7 @@ impl MemoryBroker {
         };
         let trace = config.record.then(Trace::new);
         let profile = (config.profile, config.without.as_slice());
-        Ok(Self { core: core::Core::new(config.name, profile, limits, env, hooks, trace, config.faults) })
+        Ok(Self { core: core::Core::new(config.name, profile, limits, env, (hooks, listens), trace, config.faults) })
     }
 
     /// The broker of this name, made if no handle to it lives.
@@ -187,8 +192,12 @@ impl MemoryBroker {
     /// Names of the members that run.
     pub fn members(&self) -> Vec<String> {
         let members = self.core.members.lock();
-        let mut names: Vec<(u32, String)> =
-            members.values().filter_map(Weak::upgrade).map(|m| (m.id, m.name.to_string())).collect();
+        let mut names: Vec<(u32, String)> = members
+            .values()
+            .filter_map(Weak::upgrade)
+            .filter(|m| !m.is_crashed())
+            .map(|m| (m.id, m.name.to_string()))
+            .collect();
         names.sort();
         names.into_iter().map(|(_, name)| name).collect()
     }

@@ -7,7 +7,8 @@ use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
 use mq_api::{
-    CloseReport, Control, Event, EventLog, Events, Gap, GapCause, HealthSetter, HealthState, HealthWatch, Source, Stored, Subscription,
+    CloseReport, Control, Event, EventLog, Events, Gap, GapCause, HealthSetter, HealthState, HealthWatch, Source,
+    Stored, Subscription,
 };
 use mq_core::{Flow, Gate, Policy};
 use parking_lot::Mutex;
@@ -79,6 +80,11 @@ impl Member {
             suspect: Mutex::default(),
             me: me.clone(),
         })
+    }
+
+    /// Itself, for what happens later.
+    pub(crate) fn handle(&self) -> Weak<Member> {
+        self.me.clone()
     }
 
     pub(crate) fn seat(&self) -> (Arc<Topic>, Option<Arc<Group>>) {
@@ -193,6 +199,7 @@ impl Member {
     }
 
     pub(crate) fn trace_delivered(&self, source: &Source, position: u64, stored: &Stored, attempt: u32) {
+        self.core.hooks.delivered(source, 1);
         if let Some(trace) = &self.core.trace {
             trace.push(What::Delivered { attempt }, self.place(source, position), &stored.message.id);
         }

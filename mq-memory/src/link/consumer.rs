@@ -4,7 +4,8 @@ use super::Status;
 use crate::core::Core;
 use futures_core::future::BoxFuture;
 use mq_api::{
-    Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Lost, Result, Settle, SettleStart, Settled, Source, Ticket,
+    Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Lost, Result, Settle, SettleStart, Settled, Source,
+    Ticket,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -145,10 +146,7 @@ impl Settle for LinkedLane {
 
     fn is_owned(&self, _: u64) -> bool {
         let now = *self.status.borrow();
-        !now.dead
-            && now.up
-            && now.losses == self.losses
-            && self.ticket.lock().as_ref().is_some_and(Ticket::is_owned)
+        !now.dead && now.up && now.losses == self.losses && self.ticket.lock().as_ref().is_some_and(Ticket::is_owned)
     }
 
     fn source(&self) -> &Source {
