@@ -48,7 +48,24 @@ impl Client {
         })
     }
 
-    fn open(&self) -> Result<()> {
+    /// Members that run.
+    pub(crate) fn live_members(&self) -> Vec<Arc<Member>> {
+        self.members.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The program died: its producers write nothing any more.
+    pub(crate) fn shut_producers(&self) {
+        self.producers.lock().iter().filter_map(Weak::upgrade).for_each(|p| p.shut());
+    }
+
+    /// The program died: nobody closes this connection.
+    pub(crate) fn forsake(&self) {
+        if !self.closed.swap(true, Ordering::AcqRel) && self.core.clients.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.core.timer.stop();
+        }
+    }
+
+    pub(crate) fn open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             true => Err(Error::closed("the broker")),
             false => Ok(()),

@@ -10,7 +10,7 @@ use crate::profile::Profile;
 use crate::timer::Timer;
 use crate::topic::Topic;
 use crate::trace::{Place, Trace, What};
-use mq_api::{Capabilities, Error, ErrorKind, Provisioning, Result, Retention, Topic as Name};
+use mq_api::{Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Topic as Name};
 use mq_core::{Env, Hooks};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -39,6 +39,8 @@ pub(crate) struct Core {
     pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) timer: Timer,
     pub(crate) trace: Option<Arc<Trace>>,
+    /// Somebody wants to hear of every message, so that none takes the short way.
+    pub(crate) watched: bool,
     pub(crate) topics: Mutex<BTreeMap<Arc<str>, Arc<Topic>>>,
     pub(crate) members: Mutex<HashMap<u32, Weak<Member>>>,
     pub(crate) dying: Mutex<Vec<Arc<Member>>>,
@@ -54,19 +56,24 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         name: String,
-        profile: Profile,
+        (profile, without): (Profile, &[Feature]),
         limits: Limits,
         env: Env,
-        hooks: Arc<dyn Hooks>,
+        (hooks, listens): (Arc<dyn Hooks>, bool),
         trace: Option<Arc<Trace>>,
         faults: Option<FaultPlan>,
     ) -> Arc<Self> {
+        let mut capabilities = profile.capabilities();
+        for feature in without {
+            capabilities = capabilities.with(*feature, Support::Unsupported("its configuration takes it away"));
+        }
         let core = Arc::new(Self {
             name,
             profile,
-            capabilities: Arc::new(profile.capabilities()),
+            capabilities: Arc::new(capabilities),
             limits,
             hooks,
+            watched: listens || trace.is_some(),
             timer: Timer::default(),
             trace,
             topics: Mutex::default(),
@@ -164,7 +171,7 @@ impl Core {
         let mut guard = shared.lock();
         let part: &mut Part = &mut guard;
         let Some(slot) = part.groups.get_mut(group.number) else { return };
-        let Some(entry) = slot.held_by(member.id, position).copied() else { return };
+        let Some(entry) = slot.held_by_member(member.id, position).copied() else { return };
         let attempt = entry.attempt();
         let history = slot.history.entry(position).or_default();
         history.takes = history.takes.max(attempt);
@@ -234,7 +241,7 @@ impl Core {
                 Some(g) => g
                     .entries
                     .iter()
-                    .filter(|(_, e)| e.owner == member.id && e.state & HELD != 0 && e.at < limit)
+                    .filter(|(_, e)| e.member() == member.id && e.state & HELD != 0 && e.at < limit)
                     .map(|(p, _)| p)
                     .collect(),
                 None => Vec::new(),

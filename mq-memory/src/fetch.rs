@@ -65,6 +65,7 @@ impl MemoryConsumer {
                     group: self.group.clone(),
                     part: part.clone(),
                     number,
+                    owner: self.member.id,
                     source: source.at(Some(number as u32), epoch),
                 })
             }));
@@ -86,6 +87,7 @@ impl MemoryConsumer {
                 "group '{}' of topic '{}' was deleted and provisioning is not Create",
                 self.group.name, topic.name
             );
+            self.member.trouble(Some(text.clone()));
             return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
         }
         let resume = self.group.resume();
@@ -118,7 +120,7 @@ impl MemoryConsumer {
     #[inline(always)]
     fn try_one(&mut self) -> Option<Delivery> {
         let member = &*self.member;
-        if !member.flow.is_open() || member.core.trace.is_some() || member.sub.guarantee == Guarantee::AtMostOnce {
+        if !member.flow.is_open() || member.core.watched || member.sub.guarantee == Guarantee::AtMostOnce {
             return None;
         }
         for lane in &self.lanes {
@@ -159,9 +161,8 @@ impl MemoryConsumer {
             if group.deleted || group.owner.is_some() && (group.owner != Some(member.id) || group.draining) {
                 return 0;
             }
-            let plain = is_plain(group, member.id)
-                && member.core.trace.is_none()
-                && member.sub.guarantee == Guarantee::AtLeastOnce;
+            let plain =
+                is_plain(group, member.id) && !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
             if plain {
                 n = take_run(lane, part, max, out);
             }
@@ -250,13 +251,24 @@ impl MemoryConsumer {
             };
             let size = stored.size as usize;
             if !member.flow.fits(size) {
+                // Taken off the log, maybe: it waits for room among those that are due.
+                if suspect.is_none() {
+                    group.again.insert(position);
+                }
                 break;
             }
+            let came_again = suspect.is_some() || group.again.contains(&position);
             group.again.remove(&position);
             group.suspects.remove(&position);
             let Some(entry) = group.entries.get_mut(position) else { continue };
             let attempt = entry.attempt().max(1);
-            *entry = Pending::held(member.id, attempt, stored.size, member.core.coarse.load(Ordering::Relaxed));
+            let mut owner = member.id;
+            if came_again {
+                let history = group.history.entry(position).or_default();
+                history.again += 1;
+                owner |= history.again << 20;
+            }
+            *entry = Pending::held(owner, attempt, stored.size, member.core.coarse.load(Ordering::Relaxed));
             if let Some(key) = stored.message.key.as_deref().map(key_hash)
                 && group.parked_keys.contains(&key)
             {
@@ -279,7 +291,10 @@ impl MemoryConsumer {
                 continue;
             }
             member.flow.take(1, size);
-            out.held(lane, position, stored, attempt);
+            match owner == lane.owner {
+                true => out.held(lane, position, stored, attempt),
+                false => out.held(&Arc::new(lane.of(owner)), position, stored, attempt),
+            }
             if suspect.is_some() {
                 break;
             }

@@ -2,7 +2,7 @@
 
 use crate::faults::FaultPlan;
 use crate::profile::Profile;
-use mq_api::{Error, ErrorKind, Result};
+use mq_api::{Error, ErrorKind, Feature, Result};
 use std::fmt::Display;
 use std::str::FromStr;
 use url::Url;
@@ -27,6 +27,8 @@ pub struct MemoryConfig {
     pub seed: Option<u64>,
     /// Records what happens, for assertions. Costs time and memory; off by default.
     pub record: bool,
+    /// Features taken away from the profile, to see what a program does without them.
+    pub without: Vec<Feature>,
     /// Sends and receives through the engine's queues, as on a broker behind a network, hurt by this plan.
     pub faults: Option<FaultPlan>,
 }
@@ -42,6 +44,7 @@ impl Default for MemoryConfig {
             capacity_bytes: 1 << 30,
             seed: None,
             record: false,
+            without: Vec::new(),
             faults: None,
         }
     }
