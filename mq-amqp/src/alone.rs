@@ -136,6 +136,11 @@ impl Alone {
         self.waiting.push_back(Trial { lane, token, message, n });
     }
 
+    /// Looks at the queue at the next turn.
+    pub(crate) fn look_now(&mut self) {
+        self.look = Instant::now();
+    }
+
     /// The next thing to do; none while the session drains.
     pub(crate) async fn next(alone: &mut Option<Self>, drained: bool) -> Event {
         match alone {

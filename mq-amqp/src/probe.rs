@@ -36,7 +36,7 @@ pub(crate) fn capabilities(kind: QueueType, heartbeat: Duration) -> Capabilities
     caps.receipt_positions = false;
     caps.attempts = AttemptCounts::AtLeast;
     // No leases: the broker notices a dead peer by its socket at once, or after two heartbeats without a sign of it.
-    caps.takeover = Takeover { lease_tenths: 0, fixed: heartbeat * 2 + Duration::from_secs(5) };
+    caps.takeover = Takeover { lease_tenths: 0, fixed: heartbeat * 2 + Duration::from_secs(1) };
     caps.max_partitions = 1;
     caps
 }

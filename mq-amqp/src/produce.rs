@@ -58,7 +58,7 @@ pub(crate) async fn open(amqp: &Amqp, tx: TxSession) -> Result<Run> {
             let options = GroupOptions::default().retain(tx.spec.retention)?;
             declarer.exchange(&place).await?;
             for group in &tx.spec.groups {
-                declarer.group(&place, group, kind, &options, true).await?;
+                declarer.group(&place, group, kind, &options, false).await?;
                 amqp.remember(&place, group);
             }
             if let Place::Queue(name) | Place::DeadLetters(name) = &place

@@ -212,7 +212,13 @@ impl Reader {
         }
         match copy.notes.armed {
             Some(number) => crate::alone::recorded(self, number).await,
-            None => Ok(()),
+            None => {
+                if let (Token(_, crate::alone::ALONE), Some(alone)) = (copy.token, &mut self.alone) {
+                    // It was given back, and may be tried again at once.
+                    alone.look_now();
+                }
+                Ok(())
+            }
         }
     }
 

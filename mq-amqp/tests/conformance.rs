@@ -213,7 +213,10 @@ impl Environment for World {
     async fn leftovers(&self) -> Leftovers {
         let mut left = Leftovers::default();
         for (number, proxy) in self.proxies.lock().unwrap().iter() {
-            let live = proxy.lock().unwrap().live();
+            let proxy = proxy.lock().unwrap();
+            // The proxy sees the end of a socket a moment after both sides do.
+            mq_testbed::eventually(std::time::Duration::from_secs(2), || proxy.live() == 0);
+            let live = proxy.live();
             if live > 0 {
                 left.connections += live as u64;
                 left.details.push(format!("{live} sockets of connection {number}"));
