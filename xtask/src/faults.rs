@@ -65,6 +65,11 @@ const SUBJECTS: [Subject; 3] = [
     },
 ];
 
+/// The names of all that can be put under faults, and the server each needs.
+pub(crate) fn subjects() -> Vec<(&'static str, Kind)> {
+    SUBJECTS.iter().map(|subject| (subject.name, subject.kind)).collect()
+}
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
     let _ = args.long;

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::steps::{Report, Step, in_turn, side_by_side};
 use crate::tally::{self, Count};
-use crate::{Outcome, features, has_command};
+use crate::{Outcome, faults, features, has_command};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -99,8 +99,10 @@ fn suites(args: &Args, missing: &[Kind]) -> Vec<Step> {
             steps.push(Step::xtask("memory", command, &[command]));
         }
     }
-    if missing.is_empty() {
-        steps.push(Step::xtask("raw clients", "faults", &["faults", "raw", length]));
+    for (subject, kind) in faults::subjects() {
+        if !missing.contains(&kind) {
+            steps.push(Step::xtask(subject, "faults", &["faults", subject, length]));
+        }
     }
     steps
 }
