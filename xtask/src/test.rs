@@ -111,8 +111,8 @@ fn suites(args: &Args, missing: &[Kind]) -> Vec<Step> {
     steps
 }
 
-/// Each example of the facade runs to its end by itself; those that do not say so in a line `// xtask: build only`.
-/// They were built with everything else by `cargo test`, which builds examples.
+/// Runs every example of the facade, as `cargo test` built it. One that says that it runs "until Ctrl-C" gets that, and
+/// has to end well. All on memory here, where those that need another process to talk to at least start and end.
 fn examples() -> Vec<Step> {
     let mut files: Vec<PathBuf> =
         fs::read_dir("examples").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -120,15 +120,15 @@ fn examples() -> Vec<Step> {
     let mut steps = Vec::new();
     for file in files {
         let source = if file.is_dir() { file.join("main.rs") } else { file.clone() };
+        let Some(name) = file.file_stem().and_then(|stem| stem.to_str()) else { continue };
         let Ok(text) = fs::read_to_string(&source) else { continue };
-        let is_rust = source.extension().is_some_and(|end| end == "rs");
-        if let Some(name) = file.file_stem().and_then(|stem| stem.to_str())
-            && is_rust
-            && !text.contains("// xtask: build only")
-        {
-            let program = mq_testbed::target().join("debug").join("examples").join(name);
-            steps.push(Step::new("examples", name, program, &[]).limit(3));
+        if source.extension().is_none_or(|end| end != "rs") {
+            continue;
         }
+        let program = mq_testbed::target().join("debug").join("examples").join(name);
+        let step = Step::new("examples", name, program, &[]).limit(3).env("MQ_URL", "memory://");
+        let endless = text.lines().take_while(|line| line.starts_with("//!")).any(|line| line.contains("until Ctrl-C"));
+        steps.push(if endless { step.interrupt_after(3) } else { step });
     }
     steps
 }
