@@ -49,8 +49,11 @@ pub(crate) fn all() -> Result<Vec<(String, String)>, Problem> {
         let name = package["name"].as_str().unwrap_or_default();
         for (feature, enables) in package["features"].as_object().into_iter().flatten() {
             let enables: Vec<&str> = enables.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            let of_stub = name == "anymq"
-                && stubs.iter().any(|stub| feature == stub || enables.iter().any(|enabled| enabled == stub));
+            let of_stub = stubs.iter().any(|stub| {
+                let through = format!("anymq/{stub}");
+                (name == "anymq" && (feature == stub || enables.contains(stub)))
+                    || enables.iter().any(|enabled| *enabled == through)
+            });
             if !of_stub && !HOW_TO_BUILD.iter().any(|part| feature.contains(part)) {
                 found.push((name.to_owned(), feature.clone()));
             }
