@@ -180,9 +180,10 @@ pub(crate) fn failure(error: RedisError, doing: &str) -> Error {
             says(K::Auth, "check user and password of the URL")
         }
         None if error.is_timeout() => Error::new(K::Timeout, format!("{doing}: no answer in time: {shown}")),
-        None if is_tls(&error) => {
-            Error::new(K::Tls, format!("{doing}: TLS failed: {shown}; check ca, cert, key and the host name of the URL"))
-        }
+        None if is_tls(&error) => Error::new(
+            K::Tls,
+            format!("{doing}: TLS failed: {shown}; check ca, cert, key and the host name of the URL"),
+        ),
         None if error.kind() == redis::ErrorKind::InvalidClientConfig => {
             Error::new(K::Config, format!("{doing}: {shown}"))
         }

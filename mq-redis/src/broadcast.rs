@@ -10,7 +10,6 @@ use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Gate, Incoming, Lane, Run, Session, Token};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -35,12 +34,6 @@ struct Reader {
     looked: Instant,
 }
 
-/// Ends of former sessions: where a broadcast subscription goes on.
-fn places() -> &'static parking_lot::Mutex<HashMap<String, (Id, i64)>> {
-    static PLACES: std::sync::OnceLock<parking_lot::Mutex<HashMap<String, (Id, i64)>>> = std::sync::OnceLock::new();
-    PLACES.get_or_init(parking_lot::Mutex::default)
-}
-
 /// Starts a session.
 pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: String) -> Result<Run> {
     let sub = session.subscription.clone();
@@ -48,10 +41,18 @@ pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: S
     let mut conn = hub.own(link).await?;
     let client = client_id(&mut conn).await;
     let lane = session.open_lane(None, session.generation);
-    let mut reader =
-        Reader { hub: hub.clone(), link: link.clone(), lane, key, at: (0, 0), index: 0, looked: Instant::now(), session };
+    let mut reader = Reader {
+        hub: hub.clone(),
+        link: link.clone(),
+        lane,
+        key,
+        at: (0, 0),
+        index: 0,
+        looked: Instant::now(),
+        session,
+    };
     let name = reader.name();
-    let before = places().lock().remove(&name);
+    let before = hub.places.lock().remove(&name);
     let (last, added, length) = reader.stream().await?;
     match before.filter(|_| reader.session.generation > 1) {
         Some((at, index)) if at <= last => {
@@ -104,7 +105,7 @@ impl Reader {
         if self.session.stop.is_cancelled() || self.session.flow.is_shut(Gate::Stopping) {
             return End::Closed;
         }
-        places().lock().insert(name, (self.at, self.index));
+        self.hub.places.lock().insert(name, (self.at, self.index));
         match end {
             Ok(()) => End::Closed,
             Err(error) => {
@@ -134,7 +135,10 @@ impl Reader {
             let reply = self.read(&mut conn, &cmd, client).await?;
             let entries: Vec<_> = match reply {
                 Value::Map(pairs) => pairs.into_iter().flat_map(|(_, entries)| list(entries)).collect(),
-                other => list(other).into_iter().flat_map(|pair| list(pair).into_iter().nth(1).map(list).unwrap_or_default()).collect(),
+                other => list(other)
+                    .into_iter()
+                    .flat_map(|pair| list(pair).into_iter().nth(1).map(list).unwrap_or_default())
+                    .collect(),
             };
             behind = entries.len() == COUNT;
             let entries: Vec<_> = entries.into_iter().filter_map(entry).collect();

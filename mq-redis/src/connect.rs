@@ -7,9 +7,10 @@ use crate::url::{Options, Place, Secret, Tls};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
 use mq_core::Env;
 use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline,
-    ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, TcpSettings, TlsCertificates, Value,
+    ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, TlsCertificates, Value,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,13 +50,15 @@ pub(crate) struct Hub {
     pub(crate) options: Options,
     pub(crate) env: Env,
     pub(crate) health: HealthSetter,
-    links: Mutex<HashMap<ConnectionAddr, Link>>,
+    links: Mutex<HashMap<String, Link>>,
     /// Where a key lives, on a Cluster.
     routes: Mutex<HashMap<String, ConnectionAddr>>,
     main: Mutex<Option<ConnectionAddr>>,
     number: AtomicU64,
     warned: AtomicBool,
     facts: parking_lot::Mutex<Option<Arc<Facts>>>,
+    /// Where broadcast subscriptions go on after a lost session: last id, and the number of entries up to it.
+    pub(crate) places: parking_lot::Mutex<HashMap<String, (crate::answer::Id, i64)>>,
 }
 
 impl Hub {
@@ -73,6 +76,7 @@ impl Hub {
             number: AtomicU64::new(0),
             warned: AtomicBool::new(false),
             facts: parking_lot::Mutex::new(None),
+            places: parking_lot::Mutex::default(),
         })
     }
 
@@ -129,7 +133,7 @@ impl Hub {
     async fn main_link(&self) -> Result<Link> {
         let known = self.main.lock().await.clone();
         if let Some(node) = known
-            && let Some(link) = self.links.lock().await.get(&node)
+            && let Some(link) = self.links.lock().await.get(&node.to_string())
         {
             return Ok(link.clone());
         }
@@ -224,7 +228,7 @@ impl Hub {
     async fn link_to(&self, node: &ConnectionAddr) -> Result<Link> {
         // Held while connecting: sessions that start together share one connection.
         let mut links = self.links.lock().await;
-        if let Some(link) = links.get(node) {
+        if let Some(link) = links.get(&node.to_string()) {
             return Ok(link.clone());
         }
         let timeout = self.options.response_timeout;
@@ -236,7 +240,7 @@ impl Hub {
         }
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let link = Link { conn, node: node.clone(), facts, number };
-        links.insert(node.clone(), link.clone());
+        links.insert(node.to_string(), link.clone());
         Ok(link)
     }
 
@@ -252,7 +256,10 @@ impl Hub {
             );
         }
         if let Some(policy) = facts.eviction.as_deref().filter(|p| p.starts_with("allkeys")) {
-            tracing::warn!(policy, "this Redis may evict whole streams with their groups; set maxmemory-policy noeviction");
+            tracing::warn!(
+                policy,
+                "this Redis may evict whole streams with their groups; set maxmemory-policy noeviction"
+            );
         }
     }
 
@@ -267,13 +274,18 @@ impl Hub {
     }
 
     /// A connection for Pub/Sub: messages go to `pushes`.
-    pub(crate) async fn own_pubsub(&self, link: &Link, pushes: UnboundedSender<PushInfo>) -> Result<MultiplexedConnection> {
+    pub(crate) async fn own_pubsub(
+        &self,
+        link: &Link,
+        pushes: UnboundedSender<PushInfo>,
+    ) -> Result<MultiplexedConnection> {
         let settings = self.settings().set_protocol(ProtocolVersion::RESP3);
         self.open(&link.node, settings, Some(self.options.response_timeout), Some(pushes)).await
     }
 
     fn settings(&self) -> RedisConnectionInfo {
-        let settings = RedisConnectionInfo::default().set_db(self.options.db).set_lib_name("anymq", env!("CARGO_PKG_VERSION"));
+        let settings =
+            RedisConnectionInfo::default().set_db(self.options.db).set_lib_name("anymq", env!("CARGO_PKG_VERSION"));
         login(settings, self.options.user.as_deref(), self.options.password.as_ref())
     }
 
@@ -323,8 +335,8 @@ impl Hub {
     /// The connection of this link failed: the next caller makes another, and looks for the master again.
     pub(crate) async fn lost(&self, link: &Link) {
         let mut links = self.links.lock().await;
-        if links.get(&link.node).is_some_and(|l| l.number == link.number) {
-            links.remove(&link.node);
+        if links.get(&link.node.to_string()).is_some_and(|l| l.number == link.number) {
+            links.remove(&link.node.to_string());
             drop(links);
             self.routes.lock().await.retain(|_, node| *node != link.node);
             let mut main = self.main.lock().await;
@@ -364,9 +376,7 @@ fn certificates(tls: &Tls) -> Result<TlsCertificates> {
     };
     let root_cert = tls.ca.as_deref().map(|path| read(path, "ca")).transpose()?;
     let client_tls = match &tls.cert {
-        Some((cert, key)) => {
-            Some(ClientTlsConfig { client_cert: read(cert, "cert")?, client_key: read(key, "key")? })
-        }
+        Some((cert, key)) => Some(ClientTlsConfig { client_cert: read(cert, "cert")?, client_key: read(key, "key")? }),
         None => None,
     };
     Ok(TlsCertificates { client_tls, root_cert })

@@ -207,7 +207,11 @@ async fn run_loops(member: &Member, conn: MultiplexedConnection, client: i64) ->
         }
         // What the last read brought was given back.
         let mut plan = mq_core::Plan::default();
-        while std::future::poll_fn(|cx| std::task::Poll::Ready(member.session.settles.poll_take(cx, &mut plan).is_ready())).await {
+        while std::future::poll_fn(|cx| {
+            std::task::Poll::Ready(member.session.settles.poll_take(cx, &mut plan).is_ready())
+        })
+        .await
+        {
             crate::settle::flush(member, &mut plan).await?;
         }
         leave(member).await

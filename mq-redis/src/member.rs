@@ -131,7 +131,12 @@ impl Member {
     }
 
     /// Hands entries that were read for the first time to the engine, or gives them back if it is closing.
-    pub(crate) fn push_new(&self, side: usize, entries: Vec<(Id, Vec<(bytes::Bytes, bytes::Bytes)>)>, notes: &HashMap<Id, Known>) {
+    pub(crate) fn push_new(
+        &self,
+        side: usize,
+        entries: Vec<(Id, Vec<(bytes::Bytes, bytes::Bytes)>)>,
+        notes: &HashMap<Id, Known>,
+    ) {
         if entries.is_empty() {
             return;
         }

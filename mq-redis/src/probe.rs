@@ -98,7 +98,10 @@ fn streams() -> Capabilities {
             Feature::PerKey,
             Support::Unsupported("members of a group read one stream side by side; use one member, or Kafka"),
         )
-        .with(Feature::Patterns, Support::Unsupported("a stream is read by its name; patterns are for redis+pubsub://"));
+        .with(
+            Feature::Patterns,
+            Support::Unsupported("a stream is read by its name; patterns are for redis+pubsub://"),
+        );
     // A take is counted by the server, a hand-over by the library when it is settled: a crash in between is not counted.
     all.attempts = AttemptCounts::AtLeast;
     // The lease runs out, and a member looks every third of a lease.

@@ -250,9 +250,9 @@ impl Writer {
             Err(error) => {
                 // What was written and what not is not known.
                 let lost = failure(error.clone(), "sending");
-                let results = sent.into_iter().map(|item| {
-                    (item.ticket, Err(failure(error.clone(), "sending").with_outcome(Outcome::Unknown)))
-                });
+                let results = sent
+                    .into_iter()
+                    .map(|item| (item.ticket, Err(failure(error.clone(), "sending").with_outcome(Outcome::Unknown))));
                 self.tx.outbox.complete(results);
                 return Some(lost);
             }
@@ -293,7 +293,8 @@ impl Writer {
                 Err(refused(error))
             }
             Value::Nil => {
-                let text = format!("topic '{}' does not exist, and the provisioning is not `create`", self.tx.spec.topic);
+                let text =
+                    format!("topic '{}' does not exist, and the provisioning is not `create`", self.tx.spec.topic);
                 Err(Error::new(ErrorKind::NotFound, text).with_outcome(Outcome::Rejected))
             }
             Value::Int(receivers) if matches!(self.form, Form::Blob | Form::Raw) => {
@@ -313,7 +314,11 @@ impl Writer {
         if !matches!(self.keep, Keep::Handled { .. }) {
             return Ok(());
         }
-        let answer = self.link.query(redis::cmd("XLEN").arg(&self.key)).await.map_err(|e| failure(e, "asking for the length"))?;
+        let answer = self
+            .link
+            .query(redis::cmd("XLEN").arg(&self.key))
+            .await
+            .map_err(|e| failure(e, "asking for the length"))?;
         self.length = as_int(&answer).and_then(|n| n.try_into().ok()).unwrap_or(0);
         self.asked = Instant::now();
         Ok(())

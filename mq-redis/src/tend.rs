@@ -174,7 +174,8 @@ pub(crate) async fn adopt(member: &Member, died: bool) -> Result<(), Error> {
                 .arg(TAKE_AT_ONCE.to_string())
                 .arg(&from)
                 .arg(if died { "1" } else { "0" });
-            let answer = call.run(&member.link).await.map_err(|e| member.error(e, "taking over what it held before"))?;
+            let answer =
+                call.run(&member.link).await.map_err(|e| member.error(e, "taking over what it held before"))?;
             let mut parts = list(answer).into_iter();
             let mut next = || parts.next().unwrap_or_default();
             let (last, gone, taken) = (next(), next(), list(next()));
@@ -223,7 +224,9 @@ async fn missed(member: &Member) -> Result<(), Error> {
     let answers = member.link.query_all(&pipe).await.map_err(|e| member.error(e, "looking for gaps"))?;
     let [stream, groups]: [redis::Value; 2] = answers.try_into().unwrap_or_default();
     let number = |reply: &redis::Value, name: &str| field(reply, name).and_then(as_int);
-    let (Some(added), Some(length)) = (number(&stream, "entries-added"), number(&stream, "length")) else { return Ok(()) };
+    let (Some(added), Some(length)) = (number(&stream, "entries-added"), number(&stream, "length")) else {
+        return Ok(());
+    };
     let own = list(groups).into_iter().find(|g| field(g, "name").and_then(as_text) == Some(&member.group));
     let Some(read) = own.and_then(|g| number(&g, "entries-read")) else { return Ok(()) };
     let removed = added - length;
@@ -246,11 +249,8 @@ async fn tidy(member: &Member) -> Result<(), Error> {
 }
 
 async fn leave_names(member: &Member, side: &Side, me: &str, old: Duration) -> Result<(), Error> {
-    let call = LEAVE
-        .on(&[&side.keys.stream, &side.keys.tries])
-        .arg(&member.group)
-        .arg(me)
-        .arg(old.as_millis().to_string());
+    let call =
+        LEAVE.on(&[&side.keys.stream, &side.keys.tries]).arg(&member.group).arg(me).arg(old.as_millis().to_string());
     call.run(&member.link).await.map(drop).map_err(|e| member.error(e, "forgetting names of members"))
 }
 

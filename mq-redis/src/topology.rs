@@ -37,10 +37,9 @@ impl Keep {
         let mut parts = text.split(':');
         match (parts.next()?, parts.next(), parts.next()) {
             ("handled", Some(max), None) => Some(Self::Handled { max: max.parse().ok()? }),
-            ("log", Some(max), Some(age)) => Some(Self::Log {
-                max: max.parse().ok(),
-                age: age.parse().ok().map(Duration::from_millis),
-            }),
+            ("log", Some(max), Some(age)) => {
+                Some(Self::Log { max: max.parse().ok(), age: age.parse().ok().map(Duration::from_millis) })
+            }
             _ => None,
         }
     }

@@ -100,7 +100,11 @@ fn decoded(text: &str, what: &str) -> Result<String> {
         let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16));
         match (digit(bytes.next()), digit(bytes.next())) {
             (Some(high), Some(low)) => out.push((high << 4 | low) as u8),
-            _ => return Err(bad(format!("{what} in the URL holds a '%' that is not followed by two hexadecimal digits"))),
+            _ => {
+                return Err(bad(format!(
+                    "{what} in the URL holds a '%' that is not followed by two hexadecimal digits"
+                )));
+            }
         }
     }
     String::from_utf8(out).map_err(|_| bad(format!("{what} in the URL is not UTF-8")))
@@ -266,7 +270,8 @@ mod tests {
 
     #[test]
     fn all_parts_are_read() {
-        let o = Options::parse("rediss://app:s%40cret@h1:7000,h2/3?ca=/c.pem&cert=/a&key=/b&connect_timeout=5s").unwrap();
+        let o =
+            Options::parse("rediss://app:s%40cret@h1:7000,h2/3?ca=/c.pem&cert=/a&key=/b&connect_timeout=5s").unwrap();
         assert_eq!((o.transport, o.db, o.connect_timeout), (Transport::Streams, 3, Duration::from_secs(5)));
         assert_eq!(o.place, Place::Hosts(vec![("h1".into(), 7000), ("h2".into(), 6379)]));
         assert_eq!((o.user.as_deref(), o.password.as_ref().map(|p| p.0.as_str())), (Some("app"), Some("s@cret")));
@@ -275,7 +280,11 @@ mod tests {
         assert!(matches!(o.place, Place::Socket(p) if p.ends_with("redis.sock")) && o.db == 2);
         let o = Options::parse("redis+pubsub://[::1]:1").unwrap();
         assert_eq!((o.transport, o.place), (Transport::PubSub, Place::Hosts(vec![("::1".into(), 1)])));
-        assert_eq!(Options::parse("redis://s1,s2/?sentinel=main").unwrap().wait, 1, "a failover loses nothing confirmed");
+        assert_eq!(
+            Options::parse("redis://s1,s2/?sentinel=main").unwrap().wait,
+            1,
+            "a failover loses nothing confirmed"
+        );
     }
 
     #[test]
