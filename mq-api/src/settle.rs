@@ -163,7 +163,9 @@ impl fmt::Debug for Settling {
     }
 }
 
-/// Resolves when a delivery is no longer owned. See [`Delivery::lost`](crate::Delivery::lost). Cancel-safe.
+/// Resolves when a delivery is no longer owned. See [`Delivery::lost`](crate::Delivery::lost). Cancel-safe; a clone
+/// watches the same delivery.
+#[derive(Clone)]
 pub struct Lost {
     pub(crate) lane: Arc<dyn Settle>,
     pub(crate) slot: u64,
@@ -173,6 +175,16 @@ impl Lost {
     /// Of this slot.
     pub fn new(lane: Arc<dyn Settle>, slot: u64) -> Self {
         Self { lane, slot }
+    }
+
+    /// Where the delivery came from.
+    pub fn source(&self) -> &Source {
+        self.lane.source()
+    }
+
+    /// Whether the delivery is still owned, as far as this process knows.
+    pub fn is_owned(&self) -> bool {
+        self.lane.is_owned(self.slot)
     }
 }
 

@@ -226,6 +226,23 @@ pub enum Retention {
     },
 }
 
+impl Retention {
+    /// A log of the last `max` messages.
+    pub const fn log(max: u64) -> Self {
+        Self::Log { max: Some(max), age: None }
+    }
+
+    /// A log of what is younger than `age`.
+    pub const fn log_for(age: Duration) -> Self {
+        Self::Log { max: None, age: Some(age) }
+    }
+
+    /// Only what some group has not handled yet, at most `max` messages.
+    pub const fn handled(max: u64) -> Self {
+        Self::Handled { max }
+    }
+}
+
 impl Subscription {
     /// As a member of a group.
     pub fn group(topic: impl Into<Topic>, group: impl Into<Group>) -> Self {

@@ -1,1 +1,37 @@
 //! The conformance suite of the anymq messaging library; any backend can run it.
+//!
+//! A backend writes a [`Factory`]: how to connect, and how to make things go wrong. [`run`] then runs every test that its
+//! capabilities allow, proves the refusal of the others, and returns a [`Report`].
+//!
+//! Each test carries the number of the promise that it is about, has one deadline, counts what happened exactly, and leaves
+//! nothing behind: no task, connection or member. When it fails it prints what happened, in order.
+
+mod case;
+mod check;
+mod environment;
+mod expected;
+mod history;
+mod ledger;
+mod member;
+#[cfg(feature = "memory")]
+pub mod memory;
+pub mod planted;
+mod refusal;
+mod report;
+mod runner;
+mod sender;
+mod test;
+mod tests;
+
+pub use case::{Case, Spread};
+pub use check::{Check, Doing, TestFailure};
+pub use environment::{Clock, Connection, Environment, Factory, Fired, Hook, Lacking, Leftovers, Pace};
+pub use expected::expected_refusals;
+pub use history::History;
+pub use ledger::{Ledger, Seen};
+pub use member::{Crew, Got, Member, Stopwatch};
+pub use report::{Entry, Outcome, Report};
+pub use runner::{Options, run};
+pub use sender::Sender;
+pub use test::{GROUP, READERS, Test};
+pub use tests::all;

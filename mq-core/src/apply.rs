@@ -82,7 +82,8 @@ impl Lane {
                 self.shared.flow.give(1, bytes);
             }
             self.shared.keeper.park(self.shared.env.now() + after, self, slot);
-            return SettleStart::Done(Settled::Confirmed(self.shared.settle_level()));
+            // Its new attempt number is confirmed when the driver has recorded it.
+            return SettleStart::Queued(self.settles.note(self.id()));
         }
         match self.shared.mechanics.retry {
             RetryBy::Driver => self.by_driver(ring, slot, Carry::Settle(Settlement::Retry { after, attempt, cause })),

@@ -212,6 +212,34 @@ impl Lane {
         }
     }
 
+    /// For the driver: one message arrived that is not due yet. It is parked, and handed out when it is.
+    pub fn push_due(&self, item: Incoming, due: Instant) {
+        let mut ring = self.ring.lock();
+        if !ring.open {
+            return;
+        }
+        let stored = Stored::new(item.message);
+        let ring_mut = &mut *ring;
+        ring_mut.seen = ring_mut.seen.max(Some(item.position));
+        let (slot, cell) = ring_mut.slots.push_cell();
+        (cell.token, cell.position, cell.attempt) = (item.token, item.position, item.attempt);
+        (cell.bytes, cell.trials, cell.key, cell.handed_at, cell.asked) = (stored.size, item.trials, None, None, false);
+        cell.suspect = false;
+        cell.keep = Some(Arc::new(stored));
+        cell.state = SlotState::Parked;
+        cell.uncharged = self.shared.park();
+        if !cell.uncharged {
+            self.shared.flow.take(1, cell.bytes as usize);
+        }
+        drop(ring);
+        self.shared.keeper.park(due, self, slot);
+    }
+
+    /// For the driver: whether another delayed message may be held in memory; past it they wait at the broker.
+    pub fn may_park(&self) -> bool {
+        self.shared.may_park()
+    }
+
     /// For the driver: whether more may be pushed. Under `PerKey` at most `max_blocked` messages wait behind delayed keys;
     /// then this partition waits, and health names it. Asked again whenever the flow wakes.
     pub fn has_room(&self) -> bool {

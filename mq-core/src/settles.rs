@@ -57,6 +57,9 @@ pub struct Plan {
     pub acks: Vec<Ack>,
     /// Everything else, in order of the calls.
     pub others: Vec<Other>,
+    /// Lanes in which something was parked: there is nothing to carry out, and a driver that records attempts durably does so
+    /// before it confirms.
+    pub noted: Vec<u32>,
     /// Confirm up to this operation.
     pub upto: u64,
     /// Somebody waits for an answer: flush now, do not gather more.
@@ -66,13 +69,14 @@ pub struct Plan {
 impl Plan {
     /// Whether there is nothing to carry out.
     pub fn is_empty(&self) -> bool {
-        self.acks.is_empty() && self.others.is_empty()
+        self.acks.is_empty() && self.others.is_empty() && self.noted.is_empty()
     }
 }
 
 struct State {
     acks: Vec<Ack>,
     others: Vec<Other>,
+    noted: Vec<u32>,
     ops: u64,
     confirmed: u64,
     taken: u64,
@@ -98,6 +102,7 @@ impl SettleQueue {
         Arc::new(Self(Mutex::new(State {
             acks: Vec::new(),
             others: Vec::new(),
+            noted: Vec::new(),
             ops: 0,
             confirmed: 0,
             taken: 0,
@@ -150,10 +155,27 @@ impl SettleQueue {
         op
     }
 
+    /// Something was parked in this lane.
+    pub(crate) fn note(&self, lane: u32) -> u64 {
+        let mut st = self.0.lock();
+        st.ops += 1;
+        let op = st.ops;
+        if !st.noted.contains(&lane) {
+            st.noted.push(lane);
+        }
+        let waker = st.driver.take();
+        drop(st);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        op
+    }
+
     /// For the driver: takes everything that piled up; ready when there is something.
     pub fn poll_take(&self, cx: &mut Context<'_>, plan: &mut Plan) -> Poll<()> {
         let mut st = self.0.lock();
-        if st.acks.is_empty() && st.others.is_empty() && !(st.urgent && st.taken > st.confirmed) {
+        let nothing = st.acks.is_empty() && st.others.is_empty() && st.noted.is_empty();
+        if nothing && !(st.urgent && st.taken > st.confirmed) {
             if !st.driver.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
                 st.driver = Some(cx.waker().clone());
             }
@@ -161,6 +183,7 @@ impl SettleQueue {
         }
         plan.acks.append(&mut st.acks);
         plan.others.append(&mut st.others);
+        plan.noted.append(&mut st.noted);
         plan.upto = st.ops;
         plan.urgent |= std::mem::take(&mut st.urgent);
         st.taken = st.ops;
@@ -326,5 +349,18 @@ mod tests {
         assert!(queue.poll_settled(c, cx).is_pending());
         queue.end();
         assert_eq!(queue.poll_settled(c, cx), Poll::Ready(Settled::Unknown), "written, no answer");
+    }
+
+    #[test]
+    fn parking_is_confirmed_like_an_ack() {
+        let queue = SettleQueue::new(Durability::Disk);
+        let cx = &mut Context::from_waker(Waker::noop());
+        let op = queue.note(7).max(queue.note(7));
+        assert!(queue.poll_settled(op, cx).is_pending());
+        let mut plan = Plan::default();
+        assert!(queue.poll_take(cx, &mut plan).is_ready());
+        assert!(plan.noted == [7] && plan.acks.is_empty() && plan.upto == op && plan.urgent);
+        queue.confirm(op, []);
+        assert_eq!(queue.poll_settled(op, cx), Poll::Ready(Settled::Confirmed(Durability::Disk)));
     }
 }

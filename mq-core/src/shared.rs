@@ -96,6 +96,11 @@ impl Shared {
         self.flow.is_shut(Gate::Stopping)
     }
 
+    /// Whether one more may be parked.
+    pub(crate) fn may_park(&self) -> bool {
+        self.parked.load(Ordering::Relaxed) < self.sub.max_parked
+    }
+
     /// One more parked; true if it is within the bound and its credit is given back.
     pub(crate) fn park(&self) -> bool {
         let free = self.parked.load(Ordering::Relaxed) < self.sub.max_parked;

@@ -7,9 +7,12 @@
 //!
 //! Not published; nothing here is part of the library.
 
+pub mod checker;
+pub mod client;
 mod fleet;
 mod folders;
 mod greet;
+pub mod history;
 mod install;
 mod kafka;
 mod kind;
@@ -24,6 +27,7 @@ mod rabbitmq;
 mod redis;
 mod server;
 mod table;
+pub mod trial;
 mod wait;
 
 pub use fleet::{Entry, Fleet, Origin, url_answers};

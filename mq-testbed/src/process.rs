@@ -32,6 +32,8 @@ pub struct Launch {
     pub folder: PathBuf,
     /// Where what it prints is appended.
     pub log: PathBuf,
+    /// Whether its input is a pipe, open until [`Process::close_input`]; else it is empty.
+    pub piped: bool,
 }
 
 impl Launch {
@@ -45,6 +47,7 @@ impl Launch {
             user: None,
             folder: folder.to_path_buf(),
             log: folder.join("out.log"),
+            piped: false,
         }
     }
 
@@ -71,7 +74,7 @@ impl Launch {
         Ok(Process { child: spawn_from_lasting_thread(command)?, log: self.log.clone() })
     }
 
-    /// Runs it to its end.
+    /// Runs it to its end, however long that takes.
     ///
     /// # Errors
     /// When it cannot be started or fails; the words are the end of its log.
@@ -108,7 +111,8 @@ impl Launch {
         command.envs(self.env.iter().map(|(name, value)| (name, value))).current_dir(&self.folder);
         // Its own group: Ctrl-C ends us, and we end it; a half-ended server that printed its own farewell does not
         // mix into our output.
-        command.process_group(0).stdin(Stdio::null()).stdout(log).stderr(err);
+        command.process_group(0).stdout(log).stderr(err);
+        command.stdin(if self.piped { Stdio::piped() } else { Stdio::null() });
         Ok(command)
     }
 
@@ -177,6 +181,11 @@ impl Process {
     #[must_use]
     pub fn children(&self) -> Vec<i32> {
         table::children(self.pid())
+    }
+
+    /// Closes its input, which tells a client program to end.
+    pub fn close_input(&mut self) {
+        self.child.stdin = None;
     }
 
     /// Waits for its end.

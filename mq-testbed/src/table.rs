@@ -80,6 +80,11 @@ pub(crate) fn is_alive(pid: i32) -> bool {
     stat(pid).is_some_and(|fields| !matches!(fields.first().map(String::as_str), Some("Z" | "X") | None))
 }
 
+/// The state letter: `R` running, `S` sleeping, `T` stopped by a signal, `Z` zombie.
+pub(crate) fn state(pid: i32) -> Option<char> {
+    stat(pid)?.first()?.chars().next()
+}
+
 /// Ids of the direct children.
 pub(crate) fn children(parent: i32) -> Vec<i32> {
     let parent = parent.to_string();

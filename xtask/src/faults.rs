@@ -1,23 +1,166 @@
-//! `cargo xtask faults`: the workload under faults.
+//! `cargo xtask faults`: a workload under each fault, on a real server, judged by its history.
 
-use crate::Outcome;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use mq_testbed::checker::Promises;
+use mq_testbed::trial::{Bed, Client, Fault, Measure, Outcome as Trial};
+use mq_testbed::{Kind, Problem};
+
+use crate::{Outcome, build_program};
 
 /// Arguments of `cargo xtask faults`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Which client: `raw`, or a backend of the library.
+    /// `raw` for the client libraries themselves on every server, `raw-redis`, `raw-amqp`, `raw-kafka` for one, or a
+    /// backend of anymq.
     client: String,
     /// Few faults, for every change.
     #[arg(long)]
     short: bool,
-    /// Many faults, for a release.
+    /// All faults, which is also the default.
     #[arg(long, conflicts_with = "short")]
     long: bool,
+    /// Only faults whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Decides the random choices of the proxy.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
 }
+
+/// A client program, where it is built, and the server it runs on.
+struct Subject {
+    name: &'static str,
+    kind: Kind,
+    /// The package's binary.
+    program: &'static str,
+    args: &'static [&'static str],
+    promises: Promises,
+}
+
+/// Everything that can be put under faults. A backend of anymq gets its line here once it has a client program.
+const SUBJECTS: [Subject; 3] = [
+    Subject {
+        name: "raw-redis",
+        kind: Kind::Redis,
+        program: "testbed-raw",
+        args: &["redis"],
+        promises: Promises { ordered: false, one_owner: true },
+    },
+    Subject {
+        name: "raw-amqp",
+        kind: Kind::RabbitMq,
+        program: "testbed-raw",
+        args: &["amqp"],
+        promises: Promises { ordered: false, one_owner: true },
+    },
+    Subject {
+        name: "raw-kafka",
+        kind: Kind::Kafka,
+        program: "testbed-raw",
+        args: &["kafka"],
+        promises: Promises { ordered: true, one_owner: true },
+    },
+];
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
-    let _ = (args.client, args.short, args.long);
-    println!("not built");
+    let _ = args.long;
+    let subjects: Vec<&Subject> = SUBJECTS
+        .iter()
+        .filter(|subject| subject.name == args.client || (args.client == "raw" && subject.name.starts_with("raw-")))
+        .collect();
+    if subjects.is_empty() {
+        println!("not built");
+        return Ok(());
+    }
+    let kinds: Vec<Kind> = subjects.iter().map(|subject| subject.kind).collect();
+    mq_testbed::provide(&kinds, |line| println!("{line}"))?;
+    let mut sum = Sum::default();
+    for subject in subjects {
+        if let Err(problem) = on_one(subject, &args, &mut sum) {
+            println!("{}: {problem}", subject.name);
+            sum.not_made += 1;
+        }
+    }
+    let Sum { faults, lost, over_bound, broken, not_made } = sum;
+    if broken + not_made > 0 {
+        println!("{broken} trials broke a promise, {not_made} could not be made or did not bite");
+    }
+    println!("{faults} faults, {lost} lost, {over_bound} over bound");
+    if lost + over_bound + broken + not_made > 0 {
+        return Err("see the trials above; their histories and logs are in target/faults".into());
+    }
     Ok(())
+}
+
+#[derive(Default)]
+struct Sum {
+    faults: usize,
+    lost: usize,
+    over_bound: usize,
+    broken: usize,
+    not_made: usize,
+}
+
+fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> {
+    let client = Client {
+        program: build_program::build(subject.program)?,
+        args: subject.args.iter().map(|arg| (*arg).to_owned()).collect(),
+        promises: subject.promises,
+    };
+    let folder: PathBuf = mq_testbed::target().join("faults").join(subject.name);
+    // Those of the last run; gone is as good as removed.
+    let _ = fs::remove_dir_all(&folder);
+    let mut faults = if args.short { Fault::short() } else { Fault::all(subject.kind) };
+    if let Some(part) = &args.only {
+        faults.retain(|fault| fault.to_string().contains(part.as_str()));
+    }
+    let begun = Instant::now();
+    let mut bed = Bed::new(subject.kind, args.seed)?;
+    println!("\n{} on {} (server ready after {:.1} s)", subject.name, subject.kind, begun.elapsed().as_secs_f64());
+    println!(
+        "{:<34} {:>9} {:>9} {:>5} {:>10} {:>9} {:>7}  what it did",
+        "fault", "confirmed", "delivered", "lost", "duplicates", "in flight", "back s"
+    );
+    for fault in faults {
+        sum.faults += 1;
+        match bed.run(&client, fault, Measure::default(), &folder) {
+            Ok(trial) => {
+                row(&trial);
+                sum.lost += trial.verdict.lost.len();
+                sum.over_bound += usize::from(trial.is_over_bound());
+                sum.broken += usize::from(!trial.complaints.is_empty());
+            }
+            Err(problem) => {
+                println!("{:<34} not made: {problem}", fault.to_string());
+                sum.not_made += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn row(trial: &Trial) {
+    let verdict = &trial.verdict;
+    let back = trial.back_after.map_or_else(|| "never".into(), |time| format!("{:.1}", time.as_secs_f64()));
+    let destroyed = match verdict.destroyed.len() {
+        0 => String::new(),
+        count => format!(" ({count} destroyed)"),
+    };
+    println!(
+        "{:<34} {:>9} {:>9} {:>5} {:>10} {:>9} {back:>7}  {}{destroyed}",
+        trial.fault,
+        verdict.confirmed,
+        verdict.delivered,
+        verdict.lost.len(),
+        verdict.duplicates,
+        trial.in_flight,
+        trial.bite,
+    );
+    for complaint in &trial.complaints {
+        println!("    BROKEN: {complaint} (see {})", trial.folder.display());
+    }
 }

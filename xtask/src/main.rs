@@ -7,7 +7,9 @@
 //! Keep this crate light: a command that needs the libraries runs a program of their crate by cargo instead of
 //! depending on them, so that `cargo xtask brokers` builds in seconds.
 
+mod bench;
 mod brokers;
+mod build_program;
 mod faults;
 mod features;
 mod guard;
@@ -34,6 +36,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure what a message costs, beside other libraries.
+    Bench(bench::Args),
     /// Start, list and end the real servers that the tests use.
     Brokers(brokers::Args),
     /// Run a workload under faults and check its history.
@@ -47,6 +51,7 @@ enum Command {
 
 fn dispatch(command: Command) -> Outcome {
     match command {
+        Command::Bench(args) => bench::run(args),
         Command::Brokers(args) => brokers::run(args),
         Command::Faults(args) => faults::run(args),
         Command::Guard(args) => guard::run(args),

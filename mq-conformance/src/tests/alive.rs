@@ -1,0 +1,455 @@
+//! Section 6: losing things and coming back, closing and leaving nothing.
+
+use crate::case::cases;
+use crate::{Check, Connection, Doing, GROUP, Stopwatch, Test, TestFailure, ensure, ensure_eq};
+use mq_api::{BrokerExt, ErrorKind, Event, Feature, Gap, Group, HealthState, Message, Provisioning, Settled};
+use std::time::Duration;
+
+cases! {
+    "6.1" p6_1_a_broker_that_is_down_at_start_is_waited_for needs [Groups Settlement] bugs [ImpatientConnect] one;
+    "6.1" p6_1_and_not_for_ever needs [] bugs [PatientConnect] one;
+    "6.2" p6_2_after_a_cut_the_consumer_runs_by_itself needs [Groups Settlement] bugs [StaysDown];
+    "6.2" p6_2_a_cut_with_deliveries_in_hand_loses_nothing needs [Groups Settlement] bugs [StaysDown];
+    "6.2" p6_2_health_says_what_is_going_on needs [Groups Settlement] bugs [HealthAlwaysRunning] one;
+    "6.2" p6_2_a_deleted_group_comes_back needs [Groups Settlement Provision] bugs [GoneForGood] one;
+    "6.2" p6_2_a_deleted_topic_comes_back needs [Groups Settlement Provision] bugs [GoneForGood] one;
+    "6.3" p6_3_what_was_not_settled_comes_again needs [Groups Settlement Provision] bugs [UnsettledForgotten] one;
+    "6.3" p6_3_what_the_broker_lost_is_one_gap needs [Groups Settlement Provision] bugs [GapHidden] one;
+    "6.3" p6_3_only_what_this_program_made_is_made_again needs [Groups Settlement Provision] bugs [ProvisioningIgnored] one;
+    "6.4" p6_4_close_waits_for_what_is_in_hand needs [Groups Settlement] bugs [DrainHurries];
+    "6.4" p6_4_close_gives_back_the_rest_at_once needs [Groups Settlement] bugs [CloseLeaks];
+    "6.4" p6_4_close_gives_back_what_is_still_in_hand needs [Groups Settlement] bugs [CloseLeaks];
+    "6.4" p6_4_close_is_idempotent needs [Groups Settlement] bugs [CloseLeaks];
+    "6.4" p6_4_close_is_bounded_while_the_broker_is_away needs [Groups Settlement] bugs [CloseHangs] one;
+    "6.4" p6_4_a_settlement_just_before_close_is_flushed needs [Groups Settlement] bugs [AckLost];
+    "6.5" p6_5_nothing_blocks_the_runtime needs [Groups Settlement] bugs [BlocksRuntime] one real alone;
+    "6.6" p6_6_nothing_is_left_after_close needs [] bugs [TaskLeaks] one alone;
+    "6.6" p6_6_nothing_is_left_after_a_broken_connection needs [] bugs [TaskLeaks] one alone;
+}
+
+async fn p6_1_a_broker_that_is_down_at_start_is_waited_for(t: Test) -> Check {
+    let answer = t.env().accepting(false).await;
+    t.hook(answer)?;
+    let connecting = {
+        let test = t.clone();
+        t.spawn(async move {
+            let c = test.connect().await?;
+            let sender = test.sender(&c).await?;
+            sender.send("m").await?;
+            Ok::<Connection, TestFailure>(c)
+        })
+    };
+    t.elapse(t.pace().long / 2).await;
+    ensure!(!connecting.is_finished(), "the program did not wait for its broker: {:?}", connecting.await);
+    let answer = t.env().accepting(true).await;
+    t.hook(answer)?;
+    let c = t.within("the program starts", t.pace().patience, connecting).await?.doing("the program")??;
+    let mut member = t.member(&c, "a").await?;
+    member.ack_next(1).await
+}
+
+async fn p6_1_and_not_for_ever(t: Test) -> Check {
+    let answer = t.env().accepting(false).await;
+    t.hook(answer)?;
+    let watch = Stopwatch::start();
+    let limited = t.env().connect_with(&[("connect_timeout", "2s")]);
+    let attempt = async {
+        match limited.await {
+            Err(e) => Some(e),
+            Ok(c) => {
+                let c = t.adopt(c);
+                c.broker.producer(t.spec_to(t.topic())).await.err()
+            }
+        }
+    };
+    let error = t.within("starting is bounded", t.pace().patience, attempt).await?;
+    let answer = t.env().accepting(true).await;
+    t.hook(answer)?;
+    let Some(e) = error else { return Err(TestFailure::new("a broker that is away was connected to")) };
+    ensure!(matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{e} is {:?}", e.kind());
+    ensure!(watch.elapsed() >= Duration::from_secs(1), "it was not waited for: {:?}", watch.elapsed());
+    Ok(())
+}
+
+async fn p6_2_after_a_cut_the_consumer_runs_by_itself(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut member = t.member(&c, "a").await?;
+    for round in 0..3 {
+        t.cut(&c).await?;
+        let label = format!("m{round}");
+        sender.send(&label).await?;
+        let got = member.next().await?;
+        ensure_eq!(got.label, label, "what comes after cut {round}");
+        ensure_eq!(got.attempt(), 1, "attempt of what was sent after the cut");
+        got.ack_ok().await?;
+    }
+    member.stays_quiet().await?;
+    t.ledger().exactly_once(GROUP, ["m0", "m1", "m2"])
+}
+
+async fn p6_2_a_cut_with_deliveries_in_hand_loses_nothing(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut member = t.member_with(&c, "a", t.sub().max_in_flight(8)).await?;
+    let labels = sender.send_numbered(t.pace().some).await?;
+    let held = member.take(4).await?;
+    t.cut(&c).await?;
+    for got in held {
+        let settled = got.ack().await;
+        ensure!(settled != Settled::Untracked, "an ack across a cut gave {settled:?}");
+    }
+    member.ack_until_quiet().await?;
+    t.ledger().between(GROUP, &labels, 2)?;
+    t.all_settled(&d, GROUP).await
+}
+
+async fn p6_2_health_says_what_is_going_on(t: Test) -> Check {
+    let c = t.connect().await?;
+    let member = t.member(&c, "a").await?;
+    member.becomes(HealthState::Running).await?;
+    t.reachable(&c, false).await?;
+    member.becomes(HealthState::Reconnecting).await?;
+    let health = member.control().health().current();
+    ensure!(!health.reason.is_empty(), "reconnecting without a reason");
+    t.reachable(&c, true).await?;
+    member.becomes(HealthState::Running).await?;
+    let again = member.control().health().current();
+    ensure!(again.since >= health.since, "health is older than the one before it");
+    member.close().await;
+    ensure_eq!(member.control().health().current().state, HealthState::Closed, "health after close");
+    Ok(())
+}
+
+async fn p6_2_a_deleted_group_comes_back(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut member = t.member(&c, "a").await?;
+    sender.send("before").await?;
+    member.ack_next(1).await?;
+    let gone = d.broker.admin().delete_group(&t.topic(), &Group::new(GROUP)).await?;
+    ensure!(gone, "a group with a member was not there to delete");
+    // Only messages confirmed after the group is back are promised; a log keeps also those in between.
+    t.until("the consumer is back", async || {
+        sender.try_send(Message::new("probe")).await.ok();
+        Ok(member.next_within(t.pace().retry).await?.map(|g| drop(g.into_delivery().ack())))
+    })
+    .await?;
+    sender.send("after").await?;
+    let mut seen = false;
+    while let Some(got) = member.next_within(t.pace().quiet).await? {
+        seen |= got.label == "after";
+        got.ack_ok().await?;
+    }
+    ensure!(seen, "what was sent after the group came back did not arrive");
+    t.all_settled(&d, GROUP).await
+}
+
+async fn p6_2_a_deleted_topic_comes_back(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut member = t.member(&c, "a").await?;
+    sender.send("before").await?;
+    member.ack_next(1).await?;
+    ensure!(d.broker.admin().delete_topic(&t.topic()).await?, "the topic was not there to delete");
+    t.until("the consumer is back", async || {
+        sender.try_send(Message::new("probe")).await.ok();
+        Ok(member.next_within(t.pace().retry).await?.map(|g| drop(g.into_delivery().ack())))
+    })
+    .await?;
+    sender.send("after").await?;
+    let mut seen = false;
+    while let Some(got) = member.next_within(t.pace().quiet).await? {
+        seen |= got.label == "after";
+        got.ack_ok().await?;
+    }
+    ensure!(seen, "what was sent to the new topic did not arrive");
+    Ok(())
+}
+
+async fn p6_3_what_was_not_settled_comes_again(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut member = t.member(&c, "a").await?;
+    for n in 0..6 {
+        sender.send_keyed("k", &format!("m{n}")).await?;
+    }
+    let mut held = member.take(6).await?;
+    held.remove(0).ack_ok().await?;
+    held.remove(1).ack_ok().await?;
+    d.broker.admin().delete_group(&t.topic(), &Group::new(GROUP)).await?;
+    let open: Vec<String> = held.iter().map(|g| g.label.clone()).collect();
+    if !d.broker.capabilities().retains_without_group {
+        // With the queue went its messages: that is a gap, which is tested on its own.
+        return Ok(());
+    }
+    let mut back = Vec::new();
+    while let Some(got) = member.next_within(t.pace().quiet).await? {
+        back.push(got.label.clone());
+        got.ack().await;
+    }
+    let lost: Vec<_> = open.iter().filter(|l| !back.contains(l)).collect();
+    ensure!(lost.is_empty(), "{lost:?} were unsettled when the group was deleted and never came again");
+    for got in held {
+        ensure_eq!(got.ack().await, Settled::Stale, "an ack of a delivery of the deleted group");
+    }
+    t.all_settled(&d, GROUP).await
+}
+
+async fn p6_3_what_the_broker_lost_is_one_gap(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut member = t.member_with(&c, "a", t.sub().max_in_flight(1)).await?;
+    let mut events = member.events();
+    sender.send_numbered(5).await?;
+    let held = member.next().await?;
+    d.broker.admin().delete_topic(&t.topic()).await?;
+    held.ack().await;
+    let seen = std::sync::Arc::new(parking_lot::Mutex::new(Vec::<Gap>::new()));
+    t.until("a gap", async || {
+        while let Some(got) = member.next_within(t.pace().retry / 10).await? {
+            got.ack().await;
+        }
+        let found = events.drain().into_iter().filter_map(|e| if let Event::Gap(g) = e { Some(g) } else { None });
+        seen.lock().extend(found);
+        Ok((!seen.lock().is_empty()).then_some(()))
+    })
+    .await?;
+    member.ack_until_quiet().await?;
+    seen.lock().extend(events.drain().into_iter().filter_map(|e| if let Event::Gap(g) = e { Some(g) } else { None }));
+    let gaps = seen.lock().clone();
+    ensure_eq!(gaps.len(), 1, "gaps reported for one loss: {gaps:?}");
+    ensure_eq!(gaps[0].topic, t.topic(), "topic of the gap");
+    Ok(())
+}
+
+async fn p6_3_only_what_this_program_made_is_made_again(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    t.member(&d, "maker").await?.close().await;
+    let mut member = t.member_with(&c, "a", t.sub().provisioning(Provisioning::Verify)).await?;
+    member.becomes(HealthState::Running).await?;
+    let (topic, group) = (t.topic(), Group::new(GROUP));
+    sender.producer().close(t.pace().drain).await;
+    d.broker.admin().delete_group(&topic, &group).await?;
+    // Received or not, the consumer has to notice; an error that ends it is as good as a state.
+    if let Ok(Some(got)) = member.next_within(t.pace().quiet).await {
+        return Err(TestFailure::new(format!("{} came by a group that is gone", got.label)));
+    }
+    let state = member.control().health().current();
+    ensure!(
+        matches!(state.state, HealthState::Reconnecting | HealthState::Failed | HealthState::Degraded),
+        "a group under `verify` is gone, and health is {state:?}"
+    );
+    if d.broker.capabilities().has(Feature::Inspect) {
+        let groups = d.broker.admin().groups(&topic).await?;
+        ensure!(groups.iter().all(|g| g.group != group), "a group under `verify` was made again");
+    }
+    Ok(())
+}
+
+async fn p6_4_close_waits_for_what_is_in_hand(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut first = t.member(&c, "a").await?;
+    sender.send("m").await?;
+    let held = first.next().await?;
+    let control = first.control();
+    let limit = t.pace().long;
+    let closing = t.spawn(async move { control.close(limit).await });
+    let mut second = t.member(&d, "b").await?;
+    second.stays_quiet_for(limit / 2).await?;
+    ensure!(!closing.is_finished(), "close did not wait for the delivery in hand");
+    held.ack_ok().await?;
+    let report = t.within("close", t.pace().patience, closing).await?.doing("close")?;
+    ensure!(report.is_clean() && report.given_back == 0, "{report:?}");
+    first.has_ended().await?;
+    second.stays_quiet().await?;
+    t.ledger().exactly_once(GROUP, ["m"])
+}
+
+async fn p6_4_close_gives_back_the_rest_at_once(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut first = t.member(&c, "a").await?;
+    let labels = sender.send_numbered(t.pace().some).await?;
+    let got = first.next().await?;
+    got.ack_ok().await?;
+    let report = first.close().await;
+    ensure!(report.is_clean(), "{report:?}");
+    let watch = Stopwatch::start();
+    let mut second = t.member(&d, "b").await?;
+    for _ in 1..labels.len() {
+        let got = second.next().await?;
+        ensure_eq!(got.attempt(), 1, "attempt of {}, which was prefetched and given back", got.label);
+        got.ack_ok().await?;
+    }
+    let limit = Duration::from_secs(15).min(t.pace().lease);
+    ensure!(watch.elapsed() < limit, "what close gave back came after {:?}", watch.elapsed());
+    second.stays_quiet().await?;
+    t.ledger().exactly_once(GROUP, &labels)
+}
+
+async fn p6_4_close_gives_back_what_is_still_in_hand(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut first = t.member(&c, "a").await?;
+    let labels = sender.send_numbered(3).await?;
+    let held = first.take(3).await?;
+    let watch = Stopwatch::start();
+    let limit = t.pace().retry;
+    let report = first.close_within(limit).await;
+    ensure!(watch.elapsed() >= limit, "close did not wait until its deadline");
+    ensure!(watch.elapsed() <= t.pace().latest(limit), "close took {:?}", watch.elapsed());
+    ensure_eq!((report.given_back, report.leaked), (3, 0), "given back and leaked, of three in hand");
+    let mut second = t.member(&d, "b").await?;
+    second.ack_next(3).await?;
+    for got in held {
+        ensure_eq!(got.ack().await, Settled::Stale, "settling what close gave back");
+    }
+    second.stays_quiet().await?;
+    t.ledger().between(GROUP, &labels, 2)?;
+    t.all_settled(&d, GROUP).await
+}
+
+async fn p6_4_close_is_idempotent(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut member = t.member(&c, "a").await?;
+    sender.send("m").await?;
+    member.ack_next(1).await?;
+    let (control, also) = (member.control(), member.control());
+    let limit = t.pace().drain;
+    let (one, two) = tokio::join!(control.close(limit), also.close(limit));
+    ensure!(one.is_clean() && two.is_clean(), "two closes at once: {one:?}, {two:?}");
+    member.has_ended().await?;
+    let again = member.close().await;
+    ensure!(again.is_clean(), "a third close: {again:?}");
+    for _ in 0..2 {
+        let report = c.broker.close(t.pace().drain).await;
+        ensure!(report.is_clean(), "closing the connection: {report:?}");
+    }
+    let kind = c.broker.subscribe(t.sub()).await.err().map(|e| e.kind());
+    ensure_eq!(kind, Some(ErrorKind::Closed), "subscribing after close");
+    let kind = c.broker.producer(t.spec()).await.err().map(|e| e.kind());
+    ensure_eq!(kind, Some(ErrorKind::Closed), "making a producer after close");
+    let kind = sender.try_send(Message::new("late")).await.err().map(|e| e.kind());
+    ensure_eq!(kind, Some(ErrorKind::Closed), "sending after the connection was closed");
+    Ok(())
+}
+
+async fn p6_4_close_is_bounded_while_the_broker_is_away(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut first = t.member(&c, "a").await?;
+    let labels = sender.send_numbered(3).await?;
+    let held = first.take(3).await?;
+    t.reachable(&c, false).await?;
+    let limit = t.pace().retry * 2;
+    let watch = Stopwatch::start();
+    let report = first.close_within(limit).await;
+    ensure!(watch.elapsed() <= t.pace().latest(limit) + limit, "close took {:?}", watch.elapsed());
+    t.note(format_args!("closed while away: {report:?}"));
+    drop(held);
+    t.reachable(&c, true).await?;
+    let mut second = t.member(&d, "b").await?;
+    second.ack_until_quiet().await?;
+    while t.ledger().of(GROUP).len() < labels.len() * 2 {
+        second.next().await?.ack_ok().await?;
+    }
+    t.ledger().between(GROUP, &labels, 2)?;
+    t.all_settled(&d, GROUP).await
+}
+
+async fn p6_4_a_settlement_just_before_close_is_flushed(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut first = t.member(&c, "a").await?;
+    let labels = sender.send_numbered(t.pace().some).await?;
+    for got in first.take(labels.len()).await? {
+        drop(got.into_delivery().ack());
+    }
+    let report = first.close().await;
+    ensure!(report.is_clean(), "{report:?}");
+    let mut second = t.member(&d, "b").await?;
+    second.stays_quiet().await?;
+    t.ledger().exactly_once(GROUP, &labels)?;
+    t.all_settled(&d, GROUP).await
+}
+
+async fn p6_5_nothing_blocks_the_runtime(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut member = t.member(&c, "a").await?;
+    // A clock that ticks in the same thread: whoever blocks the runtime makes a tick late.
+    let ticker = t.spawn(async move {
+        let mut worst = Duration::ZERO;
+        for _ in 0..60 {
+            let watch = Stopwatch::start();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            worst = worst.max(watch.elapsed());
+        }
+        worst
+    });
+    let labels = sender.send_numbered(t.pace().many).await?;
+    member.ack_next(labels.len()).await?;
+    member.close().await;
+    let worst = ticker.await.doing("the ticker")?;
+    ensure!(worst < Duration::from_millis(200), "something blocked the runtime for {worst:?}");
+    Ok(())
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+async fn use_and_close(t: &Test, cut: bool) -> Check {
+    let c = t.connect().await?;
+    let found = c.broker.capabilities();
+    let grouped = found.has(Feature::Groups) && found.has(Feature::Settlement);
+    let spec = if grouped { t.spec() } else { t.spec_to(t.topic()) };
+    let sender = t.sender_with(&c, spec).await?;
+    let sub = if grouped { t.sub() } else { mq_api::Subscription::broadcast(t.topic()) };
+    let mut member = t.member_with(&c, "a", sub).await?;
+    sender.send("m").await?;
+    let got = member.next().await?;
+    if cut {
+        t.cut(&c).await?;
+    }
+    got.ack().await;
+    if found.has(Feature::Broadcast) {
+        let receiver = t.member_with(&c, "r", mq_api::Subscription::broadcast(t.topic())).await?;
+        drop(receiver);
+    }
+    let report = c.broker.close(t.pace().drain).await;
+    ensure!(report.leaked == 0 && report.abandoned == 0, "closing the connection: {report:?}");
+    member.has_ended().await
+}
+
+async fn nothing_left(t: &Test, cut: bool) -> Check {
+    let tasks = tokio::runtime::Handle::current().metrics();
+    // The first use may start what a process has once.
+    use_and_close(t, cut).await?;
+    let (before, tasks_before) = (threads(), tasks.num_alive_tasks());
+    for _ in 0..5 {
+        use_and_close(t, cut).await?;
+    }
+    let what = "threads and tasks end";
+    t.until(what, async || Ok((threads() <= before && tasks.num_alive_tasks() <= tasks_before).then_some(())))
+        .await
+        .map_err(|e| {
+            let (now, alive) = (threads(), tasks.num_alive_tasks());
+            TestFailure::new(format!("{}: {before} threads before, {now} after, {alive} tasks", e.text()))
+        })?;
+    let left = t.env().leftovers().await;
+    ensure!(left.is_empty(), "left after close: {left:?}");
+    Ok(())
+}
+
+async fn p6_6_nothing_is_left_after_close(t: Test) -> Check {
+    nothing_left(&t, false).await
+}
+
+async fn p6_6_nothing_is_left_after_a_broken_connection(t: Test) -> Check {
+    nothing_left(&t, true).await
+}

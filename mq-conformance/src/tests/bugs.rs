@@ -1,0 +1,501 @@
+//! Twelve mistakes that a good team will still make, and five more. Each was found by an experiment on a real broker.
+
+use super::leases::{die_with, lose_to_another};
+use crate::case::cases;
+use crate::{Check, Doing, GROUP, Stopwatch, Test, TestFailure, ensure, ensure_eq};
+use mq_api::{
+    Durability, Envelope, ErrorKind, Feature, Group, Message, Ordering, Outcome, ProducerExt, Retention, RetryPolicy,
+    Settled, Topic,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering as Atomic};
+use std::time::Duration;
+
+cases! {
+    "4.8" bug_01_neighbours_share_the_poisons_count needs [Groups Settlement Retry DeadLetters] bugs [NeighboursBlamed] one;
+    "6.4" bug_02_drain_overlaps_owners needs [Groups Settlement PerKey] bugs [DrainHurries] one;
+    "6.3" bug_03_a_remade_group_skips_what_was_pending needs [Groups Settlement Retry Delay Provision] bugs [UnsettledForgotten] one;
+    "4.5" bug_04_an_old_handle_settles_a_new_delivery needs [Groups Settlement Retry] bugs [StaleConfirmed] one;
+    "4.0" bug_05_a_lost_ack_is_reported_as_done needs [Groups Settlement] bugs [UnknownConfirmed] one;
+    "2.3" bug_06_a_timed_out_send_is_called_not_sent needs [Groups Settlement] bugs [UnknownAsNotSent] one;
+    "2.3" bug_07_a_partial_fan_out_is_called_rejected needs [Groups Settlement] bugs [FullHidden] one;
+    "2.3" bug_08_results_are_matched_by_id needs [Groups Settlement] bugs [ResultsById] one;
+    "3.2" bug_09_parked_messages_fill_the_window needs [Groups Settlement Retry Delay] bugs [ParkedBlocks] one;
+    "4.6" bug_10_a_blocked_runtime_starves_renewal needs [Groups Settlement] bugs [LeaseNotRenewed] one real alone;
+    "4.8" bug_11_the_retry_state_dies_with_its_holder needs [Groups Settlement Retry Delay DeadLetters] bugs [AttemptStuck MaxAttemptsIgnored] one;
+    "7.4" bug_12_a_configuration_edit_is_an_outage needs [Groups Settlement Retry Delay DeadLetters] bugs [TuningIsTopology MaxAttemptsIgnored] one;
+    "4.8" bug_13_rolling_restarts_make_dead_letters needs [Groups Settlement Retry DeadLetters] bugs [DrainHurries ReleaseCounts];
+    "3.2" bug_14_a_delayed_key_blocks_the_others needs [Groups Settlement PerKey Delay] bugs [ParkedBlocks] one;
+    "3.1" bug_15_a_slow_group_slows_the_others needs [Groups Settlement] bugs [GroupsMixed];
+    "2.6" bug_16_a_producer_outside_loses_what_nobody_awaits needs [Groups Settlement] bugs [LoseMessage] one;
+    "5.1" bug_17_a_send_inside_a_handler_is_confirmed_first needs [Groups Settlement] bugs [ConfirmUnsent] one;
+}
+
+async fn bug_01_neighbours_share_the_poisons_count(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let labels = sender.send_numbered(100).await?;
+    // A large prefetch, one at a time in hand, and the process dies with one of them.
+    die_with(&t, "m50", &t.sub().max_in_flight(64), 12).await?;
+    let letters = t.dead_letters(&c, GROUP, 1).await?;
+    ensure_eq!(letters[0].payload_bytes(), b"m50", "the one dead letter");
+    for label in labels.iter().filter(|l| *l != "m50") {
+        let n = t.ledger().attempts(GROUP, label).len();
+        ensure!((1..=2).contains(&n), "{label}, which harmed nobody, was handed over {n} times");
+    }
+    t.all_settled(&c, GROUP).await
+}
+
+async fn bug_02_drain_overlaps_owners(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let sub = || t.sub().ordering(Ordering::PerKey);
+    let mut first = t.member_with(&c, "a", sub()).await?;
+    for n in 0..40 {
+        sender.send_keyed("k", &format!("m{n:02}")).await?;
+    }
+    let latched = first.next().await?;
+    let mut second = t.member_with(&d, "b", sub()).await?;
+    let control = first.control();
+    let limit = t.pace().long;
+    let closing = t.spawn(async move { control.close(limit).await });
+    second.stays_quiet_for(limit / 2).await?;
+    latched.ack_ok().await?;
+    t.within("close", t.pace().patience, closing).await?.doing("close")?;
+    second.ack_next(39).await?;
+    second.stays_quiet().await?;
+    let wanted: Vec<String> = (0..40).map(|n| format!("m{n:02}")).collect();
+    ensure_eq!(t.ledger().labels(GROUP), wanted, "hand-overs to both, in order");
+    Ok(())
+}
+
+async fn bug_03_a_remade_group_skips_what_was_pending(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut first = t.member(&c, "a").await?;
+    let labels = sender.send_numbered(10).await?;
+    let mut held = first.take(10).await?;
+    for _ in 0..3 {
+        held.remove(0).ack_ok().await?;
+    }
+    for _ in 0..2 {
+        held.remove(0).nack_after(t.pace().long / 2, "later").await;
+    }
+    d.broker.admin().delete_group(&t.topic(), &Group::new(GROUP)).await?;
+    let mut second = t.member(&d, "b").await?;
+    if !d.broker.capabilities().retains_without_group {
+        return Ok(());
+    }
+    let before = t.ledger().of(GROUP).len();
+    let wanted: Vec<String> = labels[3..].to_vec();
+    t.until("all that was unsettled comes again", async || {
+        for member in [&mut first, &mut second] {
+            while let Some(got) = member.next_within(t.pace().retry).await? {
+                got.ack().await;
+            }
+        }
+        let again: Vec<String> = t.ledger().of(GROUP).into_iter().skip(before).map(|s| s.label).collect();
+        Ok(wanted.iter().all(|l| again.contains(l)).then_some(()))
+    })
+    .await?;
+    for got in held {
+        ensure_eq!(got.ack().await, Settled::Stale, "an old handle");
+    }
+    t.all_settled(&d, GROUP).await
+}
+
+async fn bug_04_an_old_handle_settles_a_new_delivery(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut first = t.member_with(&c, "a", t.sub().max_in_flight(1)).await?;
+    sender.send("m").await?;
+    let mut second = t.member(&d, "b").await?;
+    let (old, other) = lose_to_another(&t, &c, &mut first, &mut second).await?;
+    // Back to the first: the same member owns the same message again, by another delivery.
+    second.control().pause();
+    other.nack_after(t.pace().retry, "not here").await;
+    second.close().await;
+    let again = first.next().await?;
+    ensure_eq!(again.label, "m", "what came back to the first member");
+    ensure_eq!(old.ack().await, Settled::Stale, "the old handle");
+    ensure!(again.is_owned(), "the old handle settled the new delivery");
+    if d.broker.capabilities().has(Feature::Backlog) {
+        let backlog = d.broker.admin().backlog(&t.topic(), &Group::new(GROUP)).await?;
+        ensure!(backlog.in_flight.admits(1), "{backlog:?} after an old handle was acked");
+    }
+    again.ack_ok().await?;
+    first.stays_quiet().await?;
+    t.all_settled(&d, GROUP).await
+}
+
+async fn bug_05_a_lost_ack_is_reported_as_done(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&d).await?;
+    let mut member = t.member(&c, "a").await?;
+    let rounds = t.pace().some;
+    for round in 0..rounds {
+        sender.send(&format!("m{round}")).await?;
+        let got = member.next().await?;
+        t.hold_answers(&c, true).await?;
+        let acking = t.spawn(async move { (got.label.clone(), got.ack().await) });
+        t.elapse(t.pace().retry / 4).await;
+        t.cut(&c).await?;
+        t.hold_answers(&c, false).await?;
+        let (label, settled) = t.within("the ack is answered", t.pace().patience, acking).await?.doing("the ack")?;
+        t.note(format_args!("ack of {label} across a cut: {settled:?}"));
+        if t.answers_settlements().await? {
+            ensure_eq!(settled, Settled::Unknown, "an ack that was written and whose answer was lost");
+        }
+        let mut again = 0;
+        while let Some(got) = member.next_within(t.pace().retry * 2).await? {
+            again += 1;
+            got.ack().await;
+        }
+        ensure!(again <= 1, "{again} copies after one lost ack");
+        if matches!(settled, Settled::Confirmed(level) if level > Durability::Sent) {
+            ensure_eq!(again, 0, "copies of a message whose ack was confirmed");
+        }
+    }
+    member.ack_until_quiet().await?;
+    t.all_settled(&d, GROUP).await
+}
+
+async fn bug_06_a_timed_out_send_is_called_not_sent(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&c).await?;
+    let mut member = t.member(&d, "a").await?;
+    sender.send("warm").await?;
+    member.ack_next(1).await?;
+    t.hold_answers(&c, true).await?;
+    let Err(e) = sender.try_send_within(Message::new("late"), t.pace().retry).await else {
+        return Err(TestFailure::new("a send was confirmed while no answer passes"));
+    };
+    ensure_eq!(e.outcome(), Some(Outcome::Unknown), "a send that timed out after it was written: {e}");
+    t.hold_answers(&c, false).await?;
+    let n = member.ack_until_quiet().await?;
+    ensure_eq!(n, 1, "copies of it");
+    sender.send("next").await?;
+    member.ack_next(1).await
+}
+
+async fn bug_07_a_partial_fan_out_is_called_rejected(t: Test) -> Check {
+    let c = t.connect().await?;
+    let full = Retention::Handled { max: 5 };
+    let spec = t.spec_to(t.topic()).group("quick").group("full").retention(full).retry_for(Duration::ZERO);
+    let sender = match mq_api::BrokerExt::producer(&*c.broker, spec.clone()).await {
+        Ok(_) => t.sender_with(&c, spec).await?,
+        Err(e) => {
+            ensure_eq!(e.kind(), ErrorKind::Unsupported, "asking for a bounded topic: {e}");
+            return Ok(());
+        }
+    };
+    let quick = t.member_with(&c, "quick", t.sub_to(t.topic(), "quick").retention(full)).await?;
+    let crew = quick.work(|got| async {
+        got.ack().await;
+    });
+    let mut refused = None;
+    for n in 0..20 {
+        let label = format!("m{n}");
+        if let Err(e) = sender.try_send(Message::new(label.clone())).await {
+            refused = Some((label, e));
+            break;
+        }
+        t.until("the quick group has it", async || Ok(t.ledger().labels("quick").contains(&label).then_some(())))
+            .await?;
+    }
+    let Some((label, e)) = refused else { return Err(TestFailure::new("20 sends fit into a topic of 5")) };
+    t.elapse(t.pace().quiet).await;
+    let quick_has = t.ledger().labels("quick").contains(&label);
+    crew.stop().await?;
+    match e.outcome() {
+        Some(Outcome::Rejected) => {
+            ensure_eq!(e.kind(), ErrorKind::Full, "{e}");
+            ensure!(!quick_has, "a message that was rejected, stored nowhere, reached a group");
+        }
+        // Some queue may have it.
+        Some(Outcome::Unknown) => {}
+        other => return Err(TestFailure::new(format!("a send to a full topic is {other:?}: {e}"))),
+    }
+    let mut slow = t.member_with(&c, "slow", t.sub_to(t.topic(), "full").retention(full)).await?;
+    slow.ack_until_quiet().await?;
+    if !quick_has {
+        ensure!(!t.ledger().labels("full").contains(&label), "a message that was rejected was stored");
+    }
+    sender.send("room again").await?;
+    slow.ack_next(1).await
+}
+
+async fn bug_08_results_are_matched_by_id(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender_with(&c, t.spec().max_message(1_000)).await?;
+    let mut member = t.member(&c, "a").await?;
+    let rounds = t.pace().many;
+    for round in 0..rounds {
+        let good = Message::new(format!("m{round}")).id("twin");
+        let bad = Message::new(vec![0; 2_000]).id("twin");
+        let (first, second) = if round % 2 == 0 { (good, bad) } else { (bad, good) };
+        let flying = (sender.producer().send(first), sender.producer().send(second));
+        let (one, two) = futures_util::future::join(flying.0, flying.1).await;
+        let (good, bad) = if round % 2 == 0 { (one, two) } else { (two, one) };
+        good.doing(format_args!("the good twin of round {round}"))?;
+        let outcome = bad.err().and_then(|e| e.outcome());
+        ensure_eq!(outcome, Some(Outcome::NotSent), "the bad twin of round {round}");
+    }
+    member.ack_next(rounds).await?;
+    member.stays_quiet().await?;
+    t.count("deliveries", rounds);
+    t.ledger().exactly_once(GROUP, (0..rounds).map(|n| format!("m{n}")))
+}
+
+async fn bug_09_parked_messages_fill_the_window(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut member = t.member_with(&c, "a", t.sub().max_in_flight(1)).await?;
+    sender.send("parked").await?;
+    member.next().await?.nack_after(t.pace().long, "later").await;
+    let watch = Stopwatch::start();
+    sender.send("flows").await?;
+    let got = member.next().await?;
+    ensure_eq!(got.label, "flows", "what comes while another is parked");
+    ensure!(watch.elapsed() < Duration::from_secs(1), "it came after {:?}", watch.elapsed());
+    got.ack_ok().await?;
+    member.ack_next(1).await?;
+    t.all_settled(&c, GROUP).await
+}
+
+async fn bug_10_a_blocked_runtime_starves_renewal(t: Test) -> Check {
+    let lease = Duration::from_millis(500);
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut first = t.member_with(&c, "a", t.sub().lease(lease)).await?;
+    sender.send("m").await?;
+    let held = first.next().await?;
+    // The second member is another process, as far as this runtime is concerned: it has a thread and a runtime of its own.
+    let count = Arc::new(AtomicUsize::new(0));
+    let other = {
+        let (t, count, sub) = (t.clone(), count.clone(), t.sub().lease(lease).member("b"));
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let Ok(runtime) = runtime else { return Err("no runtime".to_owned()) };
+            let done = runtime.block_on(async {
+                let d = t.env().connect().await.map_err(|e| e.to_string())?;
+                let mut consumer = d.broker.open_consumer(sub).await.map_err(|e| e.to_string())?;
+                let until = tokio::time::sleep(lease * 6);
+                tokio::pin!(until);
+                loop {
+                    tokio::select! {
+                        biased;
+                        got = mq_api::ConsumerExt::recv(&mut consumer) => {
+                            if let Ok(Some(delivery)) = got {
+                                count.fetch_add(1, Atomic::Relaxed);
+                                drop(delivery.ack());
+                            }
+                        }
+                        () = &mut until => break,
+                    }
+                }
+                d.broker.close(Duration::from_secs(5)).await;
+                Ok(())
+            });
+            runtime.shutdown_background();
+            done
+        })
+    };
+    // The handler blocks its thread, as handlers do.
+    std::thread::sleep(lease * 3);
+    let settled = held.ack().await;
+    let finished = tokio::time::timeout(Duration::from_secs(20), async {
+        while !other.is_finished() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    ensure!(finished.is_ok(), "the second member does not end");
+    if let Ok(Err(e)) = other.join() {
+        return Err(TestFailure::new(format!("the second member: {e}")));
+    }
+    ensure!(settled.is_ok(), "the ack after a blocked runtime gave {settled:?}");
+    ensure_eq!(count.load(Atomic::Relaxed), 0, "hand-overs to the second member");
+    Ok(())
+}
+
+async fn bug_11_the_retry_state_dies_with_its_holder(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    sender.send("m").await?;
+    let policy = RetryPolicy::attempts(3).delays([t.pace().long]);
+    let sub = t.sub().retry(policy).crash_trials(10);
+    let mut seen = Vec::new();
+    for life in 0..10 {
+        let d = t.connect().await?;
+        let mut member = t.member_with(&d, &format!("life{life}"), sub.clone()).await?;
+        let limit =
+            d.broker.capabilities().takeover_bound(t.pace().lease) + t.pace().latest(t.pace().long) + t.pace().quiet;
+        let Some(got) = member.next_within(limit).await? else {
+            member.close().await;
+            break;
+        };
+        seen.push(got.attempt());
+        got.nack_after(t.pace().long, "later").await;
+        t.elapse(t.pace().retry / 2).await;
+        t.crash(&d).await?;
+        drop(member);
+    }
+    ensure!(seen.is_sorted_by(|a, b| a < b), "attempts have to rise, in spite of dead holders: {seen:?}");
+    ensure!(seen.len() <= 4, "handed over {} times, though 3 are allowed", seen.len());
+    t.dead_letters(&c, GROUP, 1).await?;
+    t.all_settled(&c, GROUP).await
+}
+
+async fn bug_12_a_configuration_edit_is_an_outage(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let before = t.sub().retry(RetryPolicy::attempts(3).delays([t.pace().retry])).max_in_flight(10);
+    let mut member = t.member_with(&c, "a", before).await?;
+    sender.send("m").await?;
+    member.next().await?.nack("first").await;
+    member.close().await;
+    let after = t.sub().retry(RetryPolicy::attempts(5).delays([t.pace().retry * 2])).max_in_flight(20);
+    let mut member = t.member_with(&c, "b", after).await?;
+    let mut attempts = vec![1];
+    while let Some(got) = member.next_within(t.pace().quiet).await? {
+        attempts.push(got.attempt());
+        got.nack("again").await;
+    }
+    ensure_eq!(attempts, [1, 2, 3, 4, 5], "attempts across the edit from 3 to 5");
+    let letters = t.dead_letters(&c, GROUP, 1).await?;
+    let attempts = Envelope::read(&letters[0].headers).map(|e| e.attempts);
+    ensure_eq!(attempts, Some(5), "attempts in the envelope");
+    Ok(())
+}
+
+async fn bug_13_rolling_restarts_make_dead_letters(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let n = t.pace().many;
+    let labels: Vec<String> = (0..n).map(|i| format!("m{i}")).collect();
+    let feeder = {
+        let (t, sender, labels) = (t.clone(), sender.clone(), labels.clone());
+        t.clone().spawn(async move {
+            for (n, label) in labels.iter().enumerate() {
+                sender.send_keyed(&format!("k{}", n % 16), label).await?;
+                t.elapse(t.pace().retry / 20).await;
+            }
+            Ok::<(), TestFailure>(())
+        })
+    };
+    let mut crews = std::collections::VecDeque::new();
+    for round in 0..20 {
+        let member = t.member(&c, &format!("r{round}")).await?;
+        let test = t.clone();
+        crews.push_back(member.work(move |got| {
+            let t = test.clone();
+            async move {
+                t.elapse(t.pace().retry / 10).await;
+                got.ack().await;
+            }
+        }));
+        t.elapse(t.pace().retry / 2).await;
+        if crews.len() > 2
+            && let Some(oldest) = crews.pop_front()
+        {
+            oldest.stop().await?;
+        }
+    }
+    t.within("the feeder", t.pace().patience, feeder).await?.doing("the feeder")??;
+    t.until("all handled", async || Ok((t.ledger().of(GROUP).len() >= n).then_some(()))).await?;
+    t.all_settled(&c, GROUP).await?;
+    for crew in crews {
+        crew.stop().await?;
+    }
+    t.ledger().exactly_once(GROUP, &labels)?;
+    let tried: Vec<_> = t.ledger().of(GROUP).into_iter().filter(|s| s.attempt != 1).collect();
+    ensure!(tried.is_empty(), "clean restarts were counted: {tried:?}");
+    t.dead_letters(&c, GROUP, 0).await?;
+    Ok(())
+}
+
+async fn bug_14_a_delayed_key_blocks_the_others(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut sub = t.sub().ordering(Ordering::PerKey).max_in_flight(4);
+    sub.max_blocked = 1_000;
+    let mut member = t.member_with(&c, "a", sub).await?;
+    sender.send_keyed("k", "k0").await?;
+    member.next().await?.nack_after(t.pace().long * 3, "later").await;
+    let n = t.pace().many;
+    for i in 1..=n {
+        sender.send_keyed("k", &format!("k{i}")).await?;
+    }
+    sender.send_keyed("j", "j").await?;
+    let watch = Stopwatch::start();
+    let got = member.next().await?;
+    ensure_eq!(got.label, "j", "what comes while key k waits");
+    ensure!(watch.elapsed() < t.pace().long, "key j waited {:?} for key k", watch.elapsed());
+    got.ack_ok().await?;
+    member.ack_next(n + 1).await?;
+    t.all_settled(&c, GROUP).await
+}
+
+async fn bug_15_a_slow_group_slows_the_others(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender_with(&c, t.spec_to(t.topic()).group("slow").group("quick")).await?;
+    let mut slow = t.member_with(&c, "slow", t.sub_to(t.topic(), "slow").max_in_flight(1)).await?;
+    let mut quick = t.member_with(&c, "quick", t.sub_to(t.topic(), "quick").max_in_flight(1)).await?;
+    let labels = sender.send_numbered(t.pace().some).await?;
+    let held = slow.next().await?;
+    quick.ack_next(labels.len()).await?;
+    held.ack_ok().await?;
+    slow.ack_next(labels.len() - 1).await?;
+    for group in ["slow", "quick"] {
+        t.ledger().exactly_once(group, &labels)?;
+        t.all_settled(&c, group).await?;
+    }
+    Ok(())
+}
+
+async fn bug_16_a_producer_outside_loses_what_nobody_awaits(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut member = t.member(&c, "a").await?;
+    let n = t.pace().some;
+    let mut sink = sender.producer().clone().sink(4);
+    for i in 0..n {
+        let message = Message::new(format!("m{i}"));
+        futures_util::SinkExt::feed(&mut sink, message).await?;
+    }
+    drop(sink);
+    ensure!(sender.producer().flush(t.pace().drain).await, "flush did not end");
+    member.ack_next(n).await?;
+    member.stays_quiet().await?;
+    t.ledger().exactly_once(GROUP, (0..n).map(|i| format!("m{i}")))
+}
+
+async fn bug_17_a_send_inside_a_handler_is_confirmed_first(t: Test) -> Check {
+    let (c, d) = (t.connect().await?, t.connect().await?);
+    let sender = t.sender(&c).await?;
+    let next: Topic = t.topic_named("next");
+    let onward = t.sender_with(&c, t.spec_to(next.clone()).group("after")).await?;
+    let member = t.member(&c, "a").await?;
+    let crew = {
+        let onward = onward.clone();
+        member.work(move |got| {
+            let onward = onward.clone();
+            async move {
+                match onward.send_message(Message::new(got.label.clone())).await {
+                    Ok(_) => drop(got.ack().await),
+                    Err(e) => drop(got.nack(e).await),
+                }
+            }
+        })
+    };
+    let labels = sender.send_numbered(t.pace().some).await?;
+    t.until("all passed on", async || Ok((t.ledger().of(GROUP).len() >= labels.len()).then_some(()))).await?;
+    t.all_settled(&c, GROUP).await?;
+    t.crash(&c).await?;
+    crew.abort();
+    let mut after = t.member_with(&d, "b", t.sub_to(next, "after")).await?;
+    after.ack_next(labels.len()).await?;
+    after.stays_quiet().await?;
+    t.ledger().exactly_once("after", &labels)
+}

@@ -1,0 +1,50 @@
+//! The tests, in the order of the promises.
+
+mod alive;
+mod bugs;
+mod capabilities;
+mod configuration;
+mod dead_letters;
+mod leases;
+mod order;
+mod receiving;
+mod seeing;
+mod sending;
+mod settling;
+mod words;
+
+use crate::Case;
+
+/// All tests of the suite.
+pub fn all() -> Vec<Case> {
+    [
+        words::CASES,
+        sending::CASES,
+        receiving::CASES,
+        order::CASES,
+        settling::CASES,
+        leases::CASES,
+        dead_letters::CASES,
+        alive::CASES,
+        configuration::CASES,
+        seeing::CASES,
+        capabilities::CASES,
+        bugs::CASES,
+    ]
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_test_has_a_name_of_its_own_and_a_planted_bug() {
+        let all = super::all();
+        assert!(all.len() >= 80, "{} tests", all.len());
+        let mut names: Vec<_> = all.iter().map(|c| c.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all.len(), "two tests share a name");
+        let without: Vec<_> = all.iter().filter(|c| c.bugs.is_empty()).map(|c| c.name).collect();
+        assert!(without.is_empty(), "no planted bug makes these fail: {without:?}");
+    }
+}

@@ -1,0 +1,259 @@
+//! Looking and tidying. Everything here is exact: the broker is in this process.
+
+use crate::core::Core;
+use crate::group::Group;
+use crate::pending::{DELAYED, HELD};
+use crate::topic::Topic;
+use async_trait::async_trait;
+use mq_api::{
+    Admin, Backlog, Count, DeadLetter, Error, ErrorKind, Feature, Group as GroupName, GroupInfo, PendingDelivery,
+    Position, Provisioning, RedriveOptions, RedriveReport, Result, Start, Topic as Name, TopicInfo, TopicSpec,
+};
+use mq_core::redrive::{self, DeadLetterStore};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+pub(crate) struct MemoryAdmin {
+    core: Arc<Core>,
+}
+
+impl MemoryAdmin {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    fn topic_of(&self, topic: &Name) -> Result<Arc<Topic>> {
+        topic.validate()?;
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no topic '{topic}'"));
+        self.core.find_topic(topic).ok_or_else(missing)
+    }
+
+    fn group_of(&self, topic: &Name, group: &GroupName) -> Result<(Arc<Topic>, Arc<Group>)> {
+        let found = self.topic_of(topic)?;
+        let missing = || Error::new(ErrorKind::NotFound, format!("topic '{topic}' has no group '{group}'"));
+        let group = found.find_group(group).ok_or_else(missing)?;
+        Ok((found, group))
+    }
+
+    fn require(&self, feature: Feature) -> Result<()> {
+        self.core.capabilities.require(feature)
+    }
+}
+
+/// What a group of a topic still has to do, counted.
+pub(crate) fn count(core: &Core, topic: &Topic, group: &Group) -> (u64, u64, u64, u64) {
+    let (mut ready, mut in_flight, mut delayed) = (0, 0, 0);
+    for part in &topic.parts {
+        let part = part.lock();
+        let Some(slot) = part.groups.get(group.number) else { continue };
+        for (_, entry) in slot.entries.iter().filter(|(_, e)| !e.is_settled()) {
+            match () {
+                () if entry.state & HELD != 0 => in_flight += 1,
+                () if entry.state & DELAYED != 0 => delayed += 1,
+                () => ready += 1,
+            }
+        }
+        // Never taken: those of the log beyond the tail that are meant for this group.
+        let only = group.number as u32 + 1;
+        let new = (slot.entries.tail()..part.log.tail())
+            .filter(|p| part.log.get(*p).is_some_and(|cell| cell.only == 0 || cell.only == only));
+        ready += new.count() as u64;
+    }
+    let letters = core.find_topic(&Name::dead_letters(&topic.name, &group.name));
+    let dead = letters.map_or(0, |t| t.parts.iter().map(|p| p.lock().count()).sum());
+    (ready, in_flight, delayed, dead)
+}
+
+fn backlog(core: &Core, topic: &Topic, group: &Group) -> Backlog {
+    let (ready, in_flight, delayed, dead) = count(core, topic, group);
+    let exact = Count::Exact;
+    Backlog { ready: exact(ready), in_flight: exact(in_flight), delayed: exact(delayed), dead: exact(dead) }
+}
+
+#[async_trait]
+impl Admin for MemoryAdmin {
+    async fn backlog(&self, topic: &Name, group: &GroupName) -> Result<Backlog> {
+        self.require(Feature::Backlog)?;
+        let (topic, group) = self.group_of(topic, group)?;
+        Ok(backlog(&self.core, &topic, &group))
+    }
+
+    async fn create_topic(&self, spec: TopicSpec) -> Result<()> {
+        self.require(Feature::Provision)?;
+        spec.topic.validate()?;
+        if spec.partitions.is_some_and(|n| n > 1) {
+            self.require(Feature::Partitions)?;
+        }
+        if spec.partitions == Some(0) {
+            return Err(Error::new(ErrorKind::Config, format!("topic '{}' cannot have 0 partitions", spec.topic)));
+        }
+        let topic = self.core.topic(&spec.topic, spec.partitions, spec.retention, Provisioning::Create)?;
+        for group in &spec.groups {
+            group.validate()?;
+            topic.group(group, Start::Oldest, false);
+        }
+        Ok(())
+    }
+
+    async fn topic(&self, topic: &Name) -> Result<Option<TopicInfo>> {
+        topic.validate()?;
+        Ok(self.core.find_topic(topic).map(|found| {
+            let messages = found.parts.iter().map(|p| p.lock().count()).sum();
+            TopicInfo::new(topic.clone(), found.parts.len() as u32, Some(messages))
+        }))
+    }
+
+    async fn delete_topic(&self, topic: &Name) -> Result<bool> {
+        self.require(Feature::Provision)?;
+        topic.validate()?;
+        let Some(found) = self.core.topics.lock().remove(topic.as_str()) else { return Ok(false) };
+        found.deleted.store(true, Ordering::Release);
+        found.live_groups().iter().for_each(|group| group.delete());
+        Ok(true)
+    }
+
+    async fn create_group(&self, topic: &Name, group: &GroupName, start: Start) -> Result<()> {
+        self.require(Feature::Provision)?;
+        group.validate()?;
+        if let Start::Replay(_) = start {
+            self.require(Feature::Replay)?;
+        }
+        self.topic_of(topic)?.group(group, start, false);
+        Ok(())
+    }
+
+    async fn delete_group(&self, topic: &Name, group: &GroupName) -> Result<bool> {
+        self.require(Feature::Provision)?;
+        match self.topic_of(topic)?.find_group(group) {
+            Some(found) => {
+                found.delete();
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    async fn reset_group(&self, topic: &Name, group: &GroupName, to: Start) -> Result<()> {
+        self.require(Feature::Reset)?;
+        if let Start::Replay(_) = to {
+            self.require(Feature::Replay)?;
+        }
+        let (topic, group) = self.group_of(topic, group)?;
+        if group.member_count() > 0 {
+            let text = format!(
+                "group '{}' of topic '{}' has {} members; close them before moving it",
+                group.name,
+                topic.name,
+                group.member_count()
+            );
+            return Err(Error::new(ErrorKind::Rejected, text));
+        }
+        topic.reset(&group, to);
+        Ok(())
+    }
+
+    async fn groups(&self, topic: &Name) -> Result<Vec<GroupInfo>> {
+        self.require(Feature::Inspect)?;
+        let topic = self.topic_of(topic)?;
+        let info = |group: &Arc<Group>| {
+            let mut members = Vec::new();
+            group.each_member(|m| members.push(m.name.to_string()));
+            GroupInfo::new(group.name.clone(), members, backlog(&self.core, &topic, group), None)
+        };
+        Ok(topic.live_groups().iter().map(info).collect())
+    }
+
+    async fn pending(&self, topic: &Name, group: &GroupName, limit: usize) -> Result<Vec<PendingDelivery>> {
+        self.require(Feature::Inspect)?;
+        let (topic, group) = self.group_of(topic, group)?;
+        let now = self.core.look_at_clock();
+        let mut names = std::collections::HashMap::new();
+        group.each_member(|m| {
+            names.insert(m.id, m.name.to_string());
+        });
+        let mut all = Vec::new();
+        for (number, part) in topic.parts.iter().enumerate() {
+            let part = part.lock();
+            let Some(slot) = part.groups.get(group.number) else { continue };
+            for (position, entry) in slot.entries.iter().filter(|(_, e)| e.state & (HELD | DELAYED) != 0) {
+                let owner = if entry.is(HELD) { names.get(&entry.member()).cloned() } else { None };
+                let idle = Duration::from_millis(u64::from(now.saturating_sub(entry.at)));
+                let position = Position::offset(position);
+                all.push(PendingDelivery::new(Some(number as u32), position, owner, idle, entry.attempt()));
+            }
+        }
+        all.sort_by_key(|p| (p.position, p.partition));
+        all.truncate(limit);
+        Ok(all)
+    }
+
+    async fn dead_letters(&self, topic: &Name, group: &GroupName, limit: usize) -> Result<Vec<DeadLetter>> {
+        self.require(Feature::Peek)?;
+        let store = Letters::of(&self.core, topic, group)?;
+        store.page(None, limit).await
+    }
+
+    async fn redrive(&self, topic: &Name, group: &GroupName, options: RedriveOptions) -> Result<RedriveReport> {
+        self.require(Feature::Redrive)?;
+        if options.dry_run || options.filter.is_some() {
+            self.require(Feature::Peek)?;
+        }
+        let store = Letters::of(&self.core, topic, group)?;
+        redrive::redrive(&store, topic, group, &options).await
+    }
+
+    async fn discard_dead_letters(&self, topic: &Name, group: &GroupName, filter: RedriveOptions) -> Result<u64> {
+        self.require(Feature::DeadLetters)?;
+        redrive::discard(&Letters::of(&self.core, topic, group)?, &filter).await
+    }
+}
+
+/// The dead letters of one group.
+struct Letters {
+    core: Arc<Core>,
+    topic: Arc<Topic>,
+    group: Arc<Group>,
+    letters: Option<Arc<Topic>>,
+}
+
+impl Letters {
+    fn of(core: &Arc<Core>, topic: &Name, group: &GroupName) -> Result<Self> {
+        let (found, handle) = MemoryAdmin::new(core.clone()).group_of(topic, group)?;
+        let letters = core.find_topic(&Name::dead_letters(topic, group));
+        Ok(Self { core: core.clone(), topic: found, group: handle, letters })
+    }
+}
+
+impl DeadLetterStore for Letters {
+    async fn page(&self, after: Option<Position>, n: usize) -> Result<Vec<DeadLetter>> {
+        let Some(letters) = &self.letters else { return Ok(Vec::new()) };
+        let part = letters.parts[0].lock();
+        let first = after.map_or(0, |p| p.major + 1);
+        let found = part.log.iter().filter(|(position, cell)| *position >= first && cell.stored.is_some());
+        let letter = |(position, cell): (u64, &crate::partition::Cell)| {
+            let message = cell.stored.as_ref().map(|s| s.message.clone()).unwrap_or_default();
+            DeadLetter::new(message, Some(Position::offset(position)))
+        };
+        Ok(found.take(n).map(letter).collect())
+    }
+
+    async fn give_back(&self, letter: &DeadLetter) -> Result<()> {
+        let mut message = redrive::back(letter);
+        let size = message.size() as u32;
+        let number = self.topic.pick(&message);
+        let mut part = self.topic.parts[number].lock();
+        if !part.has_room(size, &self.topic.keep) {
+            return Err(self.topic.full());
+        }
+        part.append(std::mem::take(&mut message), size, self.group.number as u32 + 1);
+        self.topic.after_append(&self.core, &mut part, number);
+        part.wake();
+        Ok(())
+    }
+
+    async fn remove(&self, letter: &DeadLetter) -> Result<bool> {
+        let (Some(letters), Some(position)) = (&self.letters, letter.position) else { return Ok(false) };
+        Ok(letters.parts[0].lock().remove(position.major))
+    }
+}

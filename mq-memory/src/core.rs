@@ -1,0 +1,260 @@
+//! The broker itself: topics, members, clock. Handles share it; it lives while one of them does.
+
+use crate::faults::FaultPlan;
+use crate::group::Group;
+use crate::lane::Letter;
+use crate::member::Member;
+use crate::partition::{Keep, Part};
+use crate::pending::HELD;
+use crate::profile::Profile;
+use crate::timer::Timer;
+use crate::topic::Topic;
+use crate::trace::{Place, Trace, What};
+use mq_api::{Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Topic as Name};
+use mq_core::{Env, Hooks};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Bounds of a broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Partitions of a topic that is made without a count.
+    pub(crate) partitions: u32,
+    /// Handled messages kept in each partition for replays.
+    pub(crate) history: u64,
+    /// Messages in a partition.
+    pub(crate) capacity: u64,
+    /// Bytes in a partition.
+    pub(crate) bytes: u64,
+}
+
+pub(crate) struct Core {
+    pub(crate) name: String,
+    pub(crate) profile: Profile,
+    pub(crate) capabilities: Arc<Capabilities>,
+    pub(crate) limits: Limits,
+    pub(crate) env: Env,
+    pub(crate) hooks: Arc<dyn Hooks>,
+    pub(crate) timer: Timer,
+    pub(crate) trace: Option<Arc<Trace>>,
+    /// Somebody wants to hear of every message, so that none takes the short way.
+    pub(crate) watched: bool,
+    pub(crate) topics: Mutex<BTreeMap<Arc<str>, Arc<Topic>>>,
+    pub(crate) members: Mutex<HashMap<u32, Weak<Member>>>,
+    pub(crate) dying: Mutex<Vec<Arc<Member>>>,
+    /// Milliseconds since the start, as of the last look: what a hand-over is stamped with.
+    pub(crate) coarse: AtomicU32,
+    pub(crate) clients: AtomicUsize,
+    /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
+    pub(crate) faults: Option<FaultPlan>,
+    next_member: AtomicU32,
+    start: tokio::time::Instant,
+}
+
+impl Core {
+    pub(crate) fn new(
+        name: String,
+        (profile, without): (Profile, &[Feature]),
+        limits: Limits,
+        env: Env,
+        (hooks, listens): (Arc<dyn Hooks>, bool),
+        trace: Option<Arc<Trace>>,
+        faults: Option<FaultPlan>,
+    ) -> Arc<Self> {
+        let mut capabilities = profile.capabilities();
+        for feature in without {
+            capabilities = capabilities.with(*feature, Support::Unsupported("its configuration takes it away"));
+        }
+        let core = Arc::new(Self {
+            name,
+            profile,
+            capabilities: Arc::new(capabilities),
+            limits,
+            hooks,
+            watched: listens || trace.is_some(),
+            timer: Timer::default(),
+            trace,
+            topics: Mutex::default(),
+            members: Mutex::default(),
+            dying: Mutex::default(),
+            coarse: AtomicU32::new(0),
+            clients: AtomicUsize::new(0),
+            faults,
+            next_member: AtomicU32::new(1),
+            start: env.now(),
+            env,
+        });
+        core.env.spawn(core.timer.clone().run());
+        core
+    }
+
+    pub(crate) fn next_member(&self) -> u32 {
+        self.next_member.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Milliseconds since the start; refreshes the coarse clock.
+    pub(crate) fn look_at_clock(&self) -> u32 {
+        let now = (self.env.now() - self.start).as_millis() as u32;
+        self.coarse.store(now, Ordering::Relaxed);
+        now
+    }
+
+    fn keep(&self, retention: Option<Retention>) -> Keep {
+        let Limits { history, capacity, bytes, .. } = self.limits;
+        let retention = retention.or(self.profile.retention());
+        match retention {
+            None => Keep { history, capacity, bytes, age: None, is_log: false },
+            Some(Retention::Handled { max }) => Keep { history: 0, capacity: max, bytes, age: None, is_log: false },
+            Some(Retention::Log { max, age }) => {
+                Keep { history: u64::MAX, capacity: max.unwrap_or(u64::MAX), bytes, age, is_log: true }
+            }
+            // A retention of a later version of the API: keep what can be kept.
+            Some(_) => Keep { history, capacity, bytes, age: None, is_log: false },
+        }
+    }
+
+    pub(crate) fn find_topic(&self, name: &Name) -> Option<Arc<Topic>> {
+        self.topics.lock().get(name.as_str()).cloned()
+    }
+
+    /// The topic, made or verified as `provisioning` says.
+    pub(crate) fn topic(
+        &self,
+        name: &Name,
+        partitions: Option<u32>,
+        retention: Option<Retention>,
+        provisioning: Provisioning,
+    ) -> Result<Arc<Topic>> {
+        let mut topics = self.topics.lock();
+        if let Some(found) = topics.get(name.as_str()) {
+            if provisioning != Provisioning::None {
+                found.same_partitions(partitions)?;
+                if let Some(retention) = retention
+                    && self.keep(Some(retention)) != found.keep
+                {
+                    let text = format!(
+                        "topic '{name}' keeps messages by {:?}, {retention:?} was asked for; use what it has, or make it anew",
+                        found.keep
+                    );
+                    return Err(Error::new(ErrorKind::Topology, text));
+                }
+            }
+            return Ok(found.clone());
+        }
+        if provisioning != Provisioning::Create {
+            let text =
+                format!("topic '{name}' does not exist and provisioning is {provisioning:?}; make it, or use Create");
+            return Err(Error::new(ErrorKind::Topology, text));
+        }
+        let count = partitions.unwrap_or(if name.dead_letters_of().is_some() { 1 } else { self.limits.partitions });
+        let exclusive = count > 1 || self.profile.always_exclusive();
+        let first = self.env.random() % u64::from(count);
+        let topic = Topic::new(name.clone(), count, self.keep(retention), exclusive, first);
+        topics.insert(name.shared_name(), topic.clone());
+        tracing::info!(broker = self.name, topic = %name, partitions = count, "topic made");
+        Ok(topic)
+    }
+
+    /// A member that held `position` died or lost its lease: it comes free, alone if it is suspected, and goes to the dead
+    /// letters when its consumers died with it alone often enough.
+    pub(crate) fn lost_by(
+        &self,
+        member: &Member,
+        topic: &Arc<Topic>,
+        group: &Arc<Group>,
+        number: usize,
+        position: u64,
+    ) {
+        let Some(shared) = topic.parts.get(number) else { return };
+        let mut guard = shared.lock();
+        let part: &mut Part = &mut guard;
+        let Some(slot) = part.groups.get_mut(group.number) else { return };
+        let Some(entry) = slot.held_by_member(member.id, position).copied() else { return };
+        let attempt = entry.attempt();
+        let history = slot.history.entry(position).or_default();
+        history.takes = history.takes.max(attempt);
+        let crashed = history.trials >= member.policy.crash_trials && member.suspect_at() != u32::MAX;
+        if let Some(trace) = &self.trace {
+            let id = part.log.get(position).and_then(|c| c.stored.as_ref()).map(|s| s.message.id.clone());
+            let place = Place {
+                topic: &topic.name,
+                group: Some(&group.name),
+                partition: number as u32,
+                position,
+                member: Some(&member.name),
+            };
+            trace.push(What::Lost, place, &id.unwrap_or_default());
+        }
+        slot.wake_lost(position);
+        if crashed {
+            let letter = Letter { topic, group, part: number, position, attempt, member };
+            letter.settle_crashed(self, part);
+        } else {
+            slot.make_due(position, attempt + 1, member.suspect_at());
+        }
+        part.waiting = true;
+        part.wake();
+        drop(guard);
+        member.end_suspect(number, position);
+        member.flow.give(1, entry.size as usize);
+        group.assign_free();
+    }
+
+    /// Takes away the lease of everything a member holds (a fault: it did not renew in time).
+    pub(crate) fn lose_leases(&self, member: &Member) -> usize {
+        let (topic, Some(group)) = member.seat() else { return 0 };
+        let mut n = 0;
+        for (number, part) in topic.parts.iter().enumerate() {
+            let held = part.lock().groups.get(group.number).map(|g| g.held_positions(member.id)).unwrap_or_default();
+            for position in held {
+                self.lost_by(member, &topic, &group, number, position);
+                n += 1;
+            }
+        }
+        n
+    }
+
+    /// Held longer than `max_processing`: settled as timed out. Runs again until the member is gone.
+    pub(crate) fn watch_processing(self: &Arc<Self>, member: &Arc<Member>) {
+        // Late by at most a sixteenth, and at most a second where that is less.
+        let limit = member.sub.max_processing;
+        let step = (limit / 16).clamp(std::time::Duration::from_millis(10), std::time::Duration::from_secs(60));
+        let (core, weak) = (Arc::downgrade(self), Arc::downgrade(member));
+        self.timer.at(self.env.now() + step, move || {
+            let (Some(core), Some(member)) = (core.upgrade(), weak.upgrade()) else { return };
+            if member.is_crashed() {
+                return;
+            }
+            let now = core.look_at_clock();
+            let late = (limit + step).as_millis() as u32;
+            core.expire_processing(&member, now.saturating_sub(late));
+            core.watch_processing(&member);
+        });
+    }
+
+    fn expire_processing(&self, member: &Arc<Member>, limit: u32) {
+        let (topic, Some(group)) = member.seat() else { return };
+        for (number, part) in topic.parts.iter().enumerate() {
+            let late: Vec<u64> = match part.lock().groups.get(group.number) {
+                Some(g) => g
+                    .entries
+                    .iter()
+                    .filter(|(_, e)| e.member() == member.id && e.state & HELD != 0 && e.at < limit)
+                    .map(|(p, _)| p)
+                    .collect(),
+                None => Vec::new(),
+            };
+            for position in late {
+                crate::lane::time_out(member, &topic, &group, number, position);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "memory://{} ({} topics)", self.name, self.topics.lock().len())
+    }
+}

@@ -1,0 +1,195 @@
+//! A group: its members, and which of them holds which partition.
+
+use crate::member::Member;
+use crate::topic::Topic;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+pub(crate) struct Group {
+    pub(crate) name: mq_api::Group,
+    /// Index in every partition's list.
+    pub(crate) number: usize,
+    topic: Weak<Topic>,
+    per_key: AtomicBool,
+    members: Mutex<BTreeMap<u32, Weak<Member>>>,
+    /// Changes with every change of ownership: members then look again.
+    version: AtomicU64,
+    deleted: AtomicBool,
+    /// After a deletion: the lowest unsettled position of each partition, where members make it again.
+    resume: Mutex<Vec<u64>>,
+}
+
+impl Group {
+    pub(crate) fn new(name: mq_api::Group, number: usize, topic: &Arc<Topic>, per_key: bool) -> Self {
+        Self {
+            name,
+            number,
+            topic: Arc::downgrade(topic),
+            per_key: AtomicBool::new(per_key),
+            members: Mutex::default(),
+            version: AtomicU64::new(1),
+            deleted: AtomicBool::new(false),
+            resume: Mutex::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn per_key(&self) -> bool {
+        self.per_key.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_per_key(&self, per_key: bool) {
+        self.per_key.store(per_key, Ordering::Release);
+    }
+
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn each_member(&self, mut f: impl FnMut(&Arc<Member>)) {
+        let members: Vec<_> = self.members.lock().values().filter_map(Weak::upgrade).collect();
+        members.iter().for_each(&mut f);
+    }
+
+    pub(crate) fn member_count(&self) -> usize {
+        self.members.lock().len()
+    }
+
+    pub(crate) fn join(&self, member: &Arc<Member>) {
+        self.members.lock().insert(member.id, Arc::downgrade(member));
+        self.rebalance();
+    }
+
+    pub(crate) fn leave(&self, member: u32) {
+        if self.members.lock().remove(&member).is_some() {
+            self.rebalance();
+        }
+    }
+
+    /// The group is gone: its members' handles turn stale, and they make it again when they fetch.
+    pub(crate) fn delete(&self) {
+        self.deleted.store(true, Ordering::Release);
+        let Some(topic) = self.topic.upgrade() else { return };
+        for part in &topic.parts {
+            let mut part = part.lock();
+            if let Some(group) = part.groups.get_mut(self.number) {
+                group.deleted = true;
+                self.resume.lock().push(group.entries.head());
+                group.entries.clear();
+                group.again.clear();
+                group.suspects.clear();
+                group.delayed.clear();
+                group.history.clear();
+                let lost = std::mem::take(&mut group.lost);
+                lost.into_iter().for_each(|(_, _, waker)| waker.wake());
+            }
+            part.trim(&topic.keep);
+        }
+        self.changed();
+    }
+
+    pub(crate) fn resume(&self) -> Vec<u64> {
+        self.resume.lock().clone()
+    }
+
+    fn changed(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.each_member(|member| member.wake());
+    }
+
+    /// Spreads the partitions: each member holds p/n, rounded; owners keep what they may keep. A partition moves when all that
+    /// its owner took from it was settled.
+    pub(crate) fn rebalance(&self) {
+        let Some(topic) = self.topic.upgrade() else { return };
+        if topic.exclusive {
+            let members: Vec<u32> = self.members.lock().keys().copied().collect();
+            let mut load: BTreeMap<u32, usize> = members.iter().map(|m| (*m, 0)).collect();
+            let fair = topic.parts.len().checked_div(members.len()).unwrap_or(0);
+            let mut spare = if members.is_empty() { 0 } else { topic.parts.len() % members.len() };
+            for part in &topic.parts {
+                let mut part = part.lock();
+                let Some(group) = part.groups.get_mut(self.number) else { continue };
+                let Some(owner) = group.owner else { continue };
+                match load.get_mut(&owner) {
+                    Some(n) if *n < fair || (*n == fair && spare > 0) => {
+                        spare -= usize::from(*n == fair);
+                        *n += 1;
+                        group.draining = false;
+                    }
+                    // One too many, or no member any more: it moves when nothing of it is in hand.
+                    Some(_) => group.draining = true,
+                    None => group.draining = true,
+                }
+            }
+            for part in &topic.parts {
+                self.move_if_free(&mut part.lock());
+            }
+        }
+        self.changed();
+    }
+
+    /// Gives a partition that nobody uses any more to the member with the fewest. Called with the partition locked; the number
+    /// of members is small, so counting is cheap enough.
+    fn move_if_free(&self, part: &mut crate::partition::Part) -> bool {
+        let Some(group) = part.groups.get_mut(self.number) else { return false };
+        if let Some(owner) = group.owner {
+            if !group.draining || group.holds(owner) {
+                return false;
+            }
+            group.owner = None;
+        }
+        true
+    }
+
+    /// Hands out partitions without owner. Never called with a partition locked.
+    pub(crate) fn assign_free(&self) -> bool {
+        let Some(topic) = self.topic.upgrade() else { return false };
+        let members: Vec<u32> = self.members.lock().keys().copied().collect();
+        if members.is_empty() || !topic.exclusive {
+            return false;
+        }
+        let mut load: BTreeMap<u32, usize> = members.iter().map(|m| (*m, 0)).collect();
+        let mut free = Vec::new();
+        for (number, part) in topic.parts.iter().enumerate() {
+            let mut part = part.lock();
+            self.move_if_free(&mut part);
+            let Some(group) = part.groups.get_mut(self.number) else { continue };
+            match group.owner {
+                Some(owner) if !group.draining => {
+                    load.entry(owner).and_modify(|n| *n += 1);
+                }
+                Some(_) => {}
+                None => free.push(number),
+            }
+        }
+        let any = !free.is_empty();
+        for number in free {
+            let Some((&member, _)) = load.iter().min_by_key(|(_, n)| **n) else { break };
+            let mut part = topic.parts[number].lock();
+            if let Some(group) = part.groups.get_mut(self.number)
+                && group.owner.is_none()
+            {
+                group.owner = Some(member);
+                group.draining = false;
+                group.epoch += 1;
+                load.entry(member).and_modify(|n| *n += 1);
+            }
+        }
+        if any {
+            self.changed();
+        }
+        any
+    }
+
+    /// Something was settled in a partition that is to move: maybe it can now.
+    #[cold]
+    pub(crate) fn drained_maybe(&self, part: &mut crate::partition::Part) -> bool {
+        self.move_if_free(part)
+    }
+}

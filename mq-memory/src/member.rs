@@ -1,0 +1,447 @@
+//! A member: one consumer of the broker, its bounds, health, events, and its end.
+
+use crate::broadcast::Queue;
+use crate::core::Core;
+use crate::group::Group;
+use crate::topic::Topic;
+use crate::trace::{Place, What};
+use futures_core::future::BoxFuture;
+use mq_api::{
+    CloseReport, Control, Event, EventLog, Events, Gap, GapCause, HealthSetter, HealthState, HealthWatch, Source,
+    Stored, Subscription,
+};
+use mq_core::{Flow, Gate, Policy};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Waker};
+use std::time::Duration;
+use tokio::sync::watch;
+
+pub(crate) struct Member {
+    pub(crate) id: u32,
+    pub(crate) name: Arc<str>,
+    pub(crate) sub: Subscription,
+    pub(crate) policy: Policy,
+    pub(crate) flow: Flow,
+    pub(crate) events: EventLog,
+    pub(crate) core: Arc<Core>,
+    /// The topic and group it sits in; they change when somebody deletes them and it makes them again.
+    seat: Mutex<(Arc<Topic>, Option<Arc<Group>>)>,
+    /// Where dead letters go.
+    pub(crate) dead: Option<Arc<Topic>>,
+    /// A dead member's handles do nothing: its process is gone.
+    pub(crate) crashed: AtomicBool,
+    /// Why the broker cannot be reached (a fault of a linked connection).
+    away: Mutex<Option<String>>,
+    /// Rises with every freeze and thaw; odd while frozen.
+    freezes: AtomicU32,
+    /// Broadcast queues that are out of the topic while it is away.
+    unplugged: Mutex<Vec<(usize, Arc<Queue>)>>,
+    health: HealthSetter,
+    waker: Mutex<Option<Waker>>,
+    streak: AtomicU32,
+    trouble: Mutex<Option<String>>,
+    closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
+    /// The crash suspect in hand: nothing else goes out beside it.
+    suspect: Mutex<Option<(usize, u64)>>,
+    me: Weak<Member>,
+}
+
+impl Member {
+    pub(crate) fn new(
+        id: u32,
+        sub: Subscription,
+        core: Arc<Core>,
+        topic: Arc<Topic>,
+        group: Option<Arc<Group>>,
+        dead: Option<Arc<Topic>>,
+    ) -> Arc<Self> {
+        let name: Arc<str> = sub.member.clone().unwrap_or_else(|| format!("member-{id}")).into();
+        Arc::new_cyclic(|me| Self {
+            id,
+            policy: Policy::new(&sub, name.clone()),
+            flow: Flow::new(sub.max_in_flight, sub.max_in_flight_bytes),
+            events: EventLog::default(),
+            health: HealthSetter::new(HealthState::Running, core.env.wall()),
+            name,
+            sub,
+            core,
+            seat: Mutex::new((topic, group)),
+            dead,
+            crashed: AtomicBool::new(false),
+            away: Mutex::default(),
+            freezes: AtomicU32::new(0),
+            unplugged: Mutex::default(),
+            waker: Mutex::default(),
+            streak: AtomicU32::new(0),
+            trouble: Mutex::default(),
+            closing: Mutex::default(),
+            suspect: Mutex::default(),
+            me: me.clone(),
+        })
+    }
+
+    /// Itself, for what happens later.
+    pub(crate) fn handle(&self) -> Weak<Member> {
+        self.me.clone()
+    }
+
+    pub(crate) fn seat(&self) -> (Arc<Topic>, Option<Arc<Group>>) {
+        self.seat.lock().clone()
+    }
+
+    pub(crate) fn take_seat(&self, topic: Arc<Topic>, group: Option<Arc<Group>>) {
+        *self.seat.lock() = (topic, group);
+    }
+
+    /// Takes from which on a message is handed over alone.
+    pub(crate) fn suspect_at(&self) -> u32 {
+        match self.sub.dead_letter {
+            mq_api::DeadLetterPolicy::Forever => u32::MAX,
+            _ => self.policy.suspect_at,
+        }
+    }
+
+    /// Remembers who polls, for changes that come from no partition.
+    pub(crate) fn wait(&self, cx: &mut Context<'_>) {
+        let mut waker = self.waker.lock();
+        if !waker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            *waker = Some(cx.waker().clone());
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        let waker = self.waker.lock().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.flow.is_shut(Gate::Stopping)
+    }
+
+    pub(crate) fn begin_suspect(&self, part: usize, position: u64) {
+        *self.suspect.lock() = Some((part, position));
+        self.flow.shut(Gate::Alone);
+    }
+
+    pub(crate) fn end_suspect(&self, part: usize, position: u64) {
+        if !self.flow.is_shut(Gate::Alone) {
+            return;
+        }
+        let mut suspect = self.suspect.lock();
+        if *suspect == Some((part, position)) {
+            *suspect = None;
+            drop(suspect);
+            self.flow.open(Gate::Alone);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_crashed(&self) -> bool {
+        self.crashed.load(Ordering::Relaxed)
+    }
+
+    /// Something the handler depends on is down: pause, longer each time in a row.
+    pub(crate) fn transient(&self) {
+        if !self.flow.shut(Gate::Transient) {
+            return;
+        }
+        let streak = self.streak.fetch_add(1, Ordering::Relaxed);
+        let pause = self.policy.transient_pause(streak);
+        self.refresh();
+        let me = self.me.clone();
+        self.core.timer.at(self.core.env.now() + pause, move || {
+            if let Some(me) = me.upgrade() {
+                me.flow.open(Gate::Transient);
+                me.refresh();
+                me.wake();
+            }
+        });
+    }
+
+    #[inline]
+    pub(crate) fn handled(&self) {
+        if self.streak.load(Ordering::Relaxed) != 0 && !self.flow.is_shut(Gate::Transient) {
+            self.streak.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn trouble(&self, reason: Option<String>) {
+        let mut trouble = self.trouble.lock();
+        if *trouble != reason {
+            *trouble = reason;
+            drop(trouble);
+            self.refresh();
+        }
+    }
+
+    pub(crate) fn refresh(&self) {
+        let (state, reason) = if self.flow.is_shut(Gate::Stopping) {
+            (HealthState::Closed, String::new())
+        } else if let Some(reason) = self.away.lock().clone() {
+            (HealthState::Reconnecting, reason)
+        } else if self.flow.is_shut(Gate::Paused) {
+            (HealthState::Paused, "by the program".to_owned())
+        } else if self.flow.is_shut(Gate::Transient) {
+            (HealthState::Paused, "a transient failure: something the handler depends on is down".to_owned())
+        } else if let Some(trouble) = self.trouble.lock().clone() {
+            (HealthState::Degraded, trouble)
+        } else if self.flow.in_flight() >= self.flow.max() {
+            (HealthState::Backpressured, format!("{} deliveries are in flight", self.flow.max()))
+        } else {
+            (HealthState::Running, String::new())
+        };
+        self.core.hooks.health(&self.sub.topic, state, &reason);
+        self.health.set(state, reason, self.core.env.wall());
+    }
+
+    pub(crate) fn trace_delivered(&self, source: &Source, position: u64, stored: &Stored, attempt: u32) {
+        self.core.hooks.delivered(source, 1);
+        if let Some(trace) = &self.core.trace {
+            trace.push(What::Delivered { attempt }, self.place(source, position), &stored.message.id);
+        }
+    }
+
+    pub(crate) fn place<'a>(&'a self, source: &'a Source, position: u64) -> Place<'a> {
+        Place {
+            topic: &source.topic,
+            group: source.group.as_ref(),
+            partition: source.partition.unwrap_or(0),
+            position,
+            member: Some(&self.name),
+        }
+    }
+
+    /// Gives back everything in hand; says how much.
+    fn give_back_all(&self) -> u64 {
+        let (topic, Some(group)) = self.seat() else { return 0 };
+        let mut given = 0;
+        for part in &topic.parts {
+            let mut part = part.lock();
+            let Some(slot) = part.groups.get_mut(group.number) else { continue };
+            for position in slot.held_positions(self.id) {
+                let Some(entry) = slot.entries.get_mut(position) else { continue };
+                let (attempt, size) = (entry.attempt(), entry.size as usize);
+                entry.set(attempt, 0);
+                slot.again.insert(position);
+                slot.wake_lost(position);
+                self.flow.give(1, size);
+                given += 1;
+            }
+            part.waiting = true;
+            part.wake();
+        }
+        given
+    }
+
+    /// Leaves: partitions move on, listings forget it.
+    pub(crate) fn leave(&self) {
+        let (topic, group) = self.seat();
+        if let Some(group) = group {
+            group.leave(self.id);
+            group.assign_free();
+        } else {
+            for part in &topic.parts {
+                part.lock().broadcast.retain(|queue| queue.lane.0.epoch != u64::from(self.id));
+            }
+        }
+        self.core.members.lock().remove(&self.id);
+        self.events.close();
+    }
+
+    /// Its connection is lost: what it holds goes back, and it takes nothing until it comes back.
+    pub(crate) fn go_away(&self, reason: &str) {
+        *self.away.lock() = Some(reason.to_owned());
+        self.flow.shut(Gate::Away);
+        let (topic, group) = self.seat();
+        self.core.lose_leases(self);
+        match group {
+            Some(group) => {
+                group.leave(self.id);
+                group.assign_free();
+            }
+            None => {
+                let mut unplugged = self.unplugged.lock();
+                for (number, part) in topic.parts.iter().enumerate() {
+                    part.lock().broadcast.retain(|queue| {
+                        let mine = queue.lane.0.epoch == u64::from(self.id);
+                        if mine {
+                            unplugged.push((number, queue.clone()));
+                        }
+                        !mine
+                    });
+                }
+            }
+        }
+        self.refresh();
+        self.wake();
+    }
+
+    /// Its connection is there again.
+    pub(crate) fn come_back(&self) {
+        *self.away.lock() = None;
+        let (topic, group) = self.seat();
+        if let (Some(group), Some(me)) = (group, self.me.upgrade())
+            && !self.is_stopping()
+        {
+            group.join(&me);
+            group.assign_free();
+        }
+        for (number, queue) in self.unplugged.lock().drain(..) {
+            topic.parts[number].lock().broadcast.push(queue);
+            self.events.push(Event::Gap(Gap {
+                topic: topic.name.clone(),
+                partition: Some(number as u32),
+                from: None,
+                to: None,
+                count: None,
+                cause: GapCause::Disconnected,
+            }));
+        }
+        self.flow.open(Gate::Away);
+        self.refresh();
+        self.wake();
+    }
+
+    /// Nothing of it is heard, and it hears nothing; when its lease runs out meanwhile, it has lost what it held.
+    pub(crate) fn freeze(&self, frozen: bool) {
+        let number = self.freezes.load(Ordering::Relaxed);
+        if (number % 2 == 1) == frozen {
+            return;
+        }
+        let number = self.freezes.fetch_add(1, Ordering::Relaxed) + 1;
+        if !frozen {
+            let (_, group) = self.seat();
+            if let (Some(group), Some(me)) = (group, self.me.upgrade())
+                && !self.is_stopping()
+            {
+                group.join(&me);
+                group.assign_free();
+            }
+            self.flow.open(Gate::Away);
+            self.wake();
+            return;
+        }
+        self.flow.shut(Gate::Away);
+        let me = self.me.clone();
+        self.core.timer.at(self.core.env.now() + self.sub.lease, move || {
+            let Some(me) = me.upgrade() else { return };
+            if me.freezes.load(Ordering::Relaxed) != number {
+                return;
+            }
+            me.core.lose_leases(&me);
+            if let (_, Some(group)) = me.seat() {
+                group.leave(me.id);
+                group.assign_free();
+            }
+        });
+    }
+
+    /// For a consumer that is dropped without close: what is in hand stays settleable for a while.
+    pub(crate) fn close_now(&self) {
+        if self.closing.lock().is_none() && !self.is_crashed() {
+            drop(self.close(Duration::from_secs(5)));
+        }
+    }
+
+    /// Its process dies: nothing of it is heard again, and its deliveries come free when their leases end.
+    pub(crate) fn crash(&self) {
+        if self.crashed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.flow.shut(Gate::Stopping);
+        self.wake();
+        let me = self.me.clone();
+        let lease = self.sub.lease;
+        self.core.timer.at(self.core.env.now() + lease, move || {
+            if let Some(me) = me.upgrade() {
+                me.lease_ended();
+            }
+        });
+        // Keeps the member until its leases have ended.
+        if let Some(me) = self.me.upgrade() {
+            self.core.dying.lock().push(me);
+        }
+    }
+
+    fn lease_ended(&self) {
+        let (topic, group) = self.seat();
+        if let Some(group) = group {
+            for (number, part) in topic.parts.iter().enumerate() {
+                let held = {
+                    let part = part.lock();
+                    part.groups.get(group.number).map(|g| g.held_positions(self.id)).unwrap_or_default()
+                };
+                for position in held {
+                    self.core.lost_by(self, &topic, &group, number, position);
+                }
+            }
+        }
+        self.leave();
+        self.core.dying.lock().retain(|m| m.id != self.id);
+    }
+}
+
+impl Control for Member {
+    fn pause(&self) {
+        self.flow.shut(Gate::Paused);
+        self.refresh();
+        self.wake();
+    }
+
+    fn resume(&self) {
+        self.flow.open(Gate::Paused);
+        self.refresh();
+        self.wake();
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flow.in_flight()
+    }
+
+    fn health(&self) -> HealthWatch {
+        self.refresh();
+        self.health.watch()
+    }
+
+    fn events(&self) -> Events {
+        self.events.reader()
+    }
+
+    fn close(&self, deadline: Duration) -> BoxFuture<'static, CloseReport> {
+        let mut closing = self.closing.lock();
+        let mut done = match (&*closing, self.me.upgrade()) {
+            (Some(done), _) => done.clone(),
+            (None, Some(me)) => {
+                let (told, done) = watch::channel(None);
+                *closing = Some(done.clone());
+                self.flow.shut(Gate::Stopping);
+                self.refresh();
+                self.wake();
+                let core = self.core.clone();
+                core.env.spawn(async move {
+                    let drained = std::future::poll_fn(|cx| me.flow.poll_drained(cx));
+                    let _ = tokio::time::timeout(deadline, drained).await;
+                    let mut report = CloseReport::default();
+                    if !me.is_crashed() {
+                        report.given_back = me.give_back_all();
+                        me.leave();
+                    }
+                    told.send_replace(Some(report));
+                });
+                done
+            }
+            (None, None) => return Box::pin(async { CloseReport::default() }),
+        };
+        drop(closing);
+        Box::pin(async move {
+            match done.wait_for(Option::is_some).await {
+                Ok(report) => report.unwrap_or_default(),
+                Err(_) => CloseReport::default(),
+            }
+        })
+    }
+}

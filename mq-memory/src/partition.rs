@@ -1,0 +1,238 @@
+//! One partition: a log, and what each group made of it. One lock; it is also the lock of every lane on it, so that send,
+//! receive and settle take one lock each.
+
+use crate::broadcast::Queue;
+use crate::pending::{GroupPart, Pending};
+use mq_api::{Message, Stored};
+use mq_core::SeqRing;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, SystemTime};
+
+/// Emptied allocations kept for reuse, last in first out (warm in the cache): steady state allocates nothing.
+const SPARE: usize = 1024;
+
+/// How long a topic keeps what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Keep {
+    /// Handled messages kept for a replay.
+    pub(crate) history: u64,
+    /// Messages at most; beyond it sends are refused, or in a log the oldest go.
+    pub(crate) capacity: u64,
+    /// Bytes at most; beyond it sends are refused, or in a log the oldest go.
+    pub(crate) bytes: u64,
+    /// In a log: the oldest age.
+    pub(crate) age: Option<Duration>,
+    /// Whether the oldest go, handled or not.
+    pub(crate) is_log: bool,
+}
+
+/// One message of the log.
+#[derive(Debug, Default)]
+pub(crate) struct Cell {
+    pub(crate) stored: Option<Arc<Stored>>,
+    /// 0 = for every group; else the group (number + 1) that it was redriven to.
+    pub(crate) only: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Part {
+    pub(crate) log: SeqRing<Cell>,
+    pub(crate) bytes: u64,
+    pub(crate) groups: Vec<GroupPart>,
+    pub(crate) waiting: bool,
+    pub(crate) broadcast: Vec<Arc<Queue>>,
+    spare: Vec<Arc<Stored>>,
+}
+
+pub(crate) type SharedPart = Arc<Mutex<Part>>;
+
+/// What left the log before a group had handled it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Trimmed {
+    pub(crate) group: usize,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) count: u64,
+}
+
+impl Part {
+    /// Whether a message of `size` bytes has room.
+    #[inline]
+    pub(crate) fn has_room(&self, size: u32, keep: &Keep) -> bool {
+        keep.is_log || ((self.log.len() as u64) < keep.capacity && self.bytes + u64::from(size) <= keep.bytes)
+    }
+
+    #[inline(always)]
+    pub(crate) fn append(&mut self, message: Message, size: u32, only: u32) -> u64 {
+        self.bytes += u64::from(size);
+        let stored = match self.spare.pop() {
+            Some(mut spare) => match Arc::get_mut(&mut spare) {
+                Some(empty) => {
+                    empty.size = size;
+                    // What is replaced was emptied by `trim`: nothing to drop.
+                    std::mem::forget(std::mem::replace(&mut empty.message, message));
+                    spare
+                }
+                None => Arc::new(Stored { message, size }),
+            },
+            None => Arc::new(Stored { message, size }),
+        };
+        if !self.broadcast.is_empty() && only == 0 {
+            let position = self.log.tail();
+            self.broadcast.iter().for_each(|queue| queue.push(&stored, position));
+        }
+        let (position, cell) = self.log.push_cell();
+        cell.stored = Some(stored);
+        cell.only = only;
+        position
+    }
+
+    #[inline]
+    pub(crate) fn wake(&mut self) {
+        if self.waiting {
+            self.wake_all();
+        }
+    }
+
+    #[cold]
+    fn wake_all(&mut self) {
+        self.waiting = false;
+        for group in &mut self.groups {
+            group.wakers.drain(..).for_each(Waker::wake);
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        let Some(cell) = self.log.front_mut() else { return };
+        if let Some(mut stored) = cell.stored.take() {
+            self.bytes -= u64::from(stored.size);
+            if self.spare.len() < SPARE
+                && let Some(unique) = Arc::get_mut(&mut stored)
+            {
+                unique.message.clear();
+                self.spare.push(stored);
+            }
+        }
+        self.log.retire();
+    }
+
+    /// Drops what every group handled, beyond the history kept.
+    #[inline(always)]
+    pub(crate) fn trim(&mut self, keep: &Keep) {
+        if self.log.len() as u64 <= keep.history {
+            return;
+        }
+        let mut handled = u64::MAX;
+        for group in &self.groups {
+            if !group.deleted {
+                handled = handled.min(group.entries.head());
+            }
+        }
+        if handled == u64::MAX {
+            return;
+        }
+        while self.log.head() < handled && self.log.len() as u64 > keep.history {
+            self.drop_oldest();
+        }
+    }
+
+    /// A log drops its oldest, handled or not. Says what groups lost by it.
+    #[cold]
+    pub(crate) fn expire(&mut self, keep: &Keep, now: SystemTime, lost: &mut Vec<Trimmed>) {
+        if !keep.is_log {
+            return;
+        }
+        let first = self.log.head();
+        loop {
+            let too_many = self.log.len() as u64 > keep.capacity || self.bytes > keep.bytes;
+            let Some(cell) = self.log.front_mut() else { break };
+            let stamp = cell.stored.as_ref().and_then(|s| s.message.timestamp);
+            let too_old = keep.age.is_some_and(|age| stamp.is_some_and(|t| t + age <= now));
+            if !too_many && !too_old {
+                break;
+            }
+            self.drop_oldest();
+        }
+        let end = self.log.head();
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            if group.deleted || group.entries.head() >= end {
+                continue;
+            }
+            let (mut count, from) = (0, group.entries.head().max(first));
+            while group.entries.tail() < end {
+                // Never taken, and gone.
+                let (_, entry) = group.entries.push_cell();
+                *entry = Pending::default();
+                count += 1;
+            }
+            for position in group.entries.head()..end {
+                let Some(entry) = group.entries.get_mut(position) else { continue };
+                if !entry.is_settled() && !entry.is(crate::pending::HELD) {
+                    *entry = Pending::default();
+                    group.again.remove(&position);
+                    group.suspects.remove(&position);
+                    group.history.remove(&position);
+                    count += 1;
+                }
+            }
+            group.advance();
+            if count > 0 {
+                lost.push(Trimmed { group: number, from, to: end, count });
+            }
+        }
+    }
+
+    /// Takes one message out of the log, wherever it is; false if it was gone.
+    pub(crate) fn remove(&mut self, position: u64) -> bool {
+        let Some(cell) = self.log.get_mut(position) else { return false };
+        let Some(stored) = cell.stored.take() else { return false };
+        self.bytes -= u64::from(stored.size);
+        for group in &mut self.groups {
+            let untouched = group.entries.get(position).is_none_or(|e| !e.is(crate::pending::HELD));
+            if untouched && let Some(entry) = group.entries.get_mut(position) {
+                *entry = Pending::default();
+                group.again.remove(&position);
+                group.suspects.remove(&position);
+                group.advance();
+            }
+        }
+        while self.log.front_mut().is_some_and(|cell| cell.stored.is_none()) {
+            let head = self.log.head();
+            // A group that has not taken it yet must not wait for it.
+            for group in self.groups.iter_mut().filter(|g| !g.deleted && g.entries.tail() <= head) {
+                while group.entries.tail() <= head {
+                    *group.entries.push_cell().1 = Pending::default();
+                }
+                group.advance();
+            }
+            self.log.retire();
+        }
+        true
+    }
+
+    /// Messages that are there.
+    pub(crate) fn count(&self) -> u64 {
+        self.log.iter().filter(|(_, cell)| cell.stored.is_some()).count() as u64
+    }
+
+    /// Whether a log has something to drop.
+    #[inline]
+    pub(crate) fn is_over(&self, keep: &Keep) -> bool {
+        keep.is_log && (self.log.len() as u64 > keep.capacity || self.bytes > keep.bytes || keep.age.is_some())
+    }
+
+    /// The first position stored at or after `time`.
+    pub(crate) fn position_at(&self, time: SystemTime) -> u64 {
+        let found = self.log.iter().find(|(_, cell)| {
+            cell.stored.as_ref().and_then(|s| s.message.timestamp).is_some_and(|stamp| stamp >= time)
+        });
+        found.map_or(self.log.tail(), |(position, _)| position)
+    }
+
+    /// The message at a position.
+    pub(crate) fn stored(&self, position: u64) -> Option<&Arc<Stored>> {
+        self.log.get(position)?.stored.as_ref()
+    }
+}

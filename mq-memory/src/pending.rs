@@ -1,0 +1,170 @@
+//! What one group has taken from one partition and not settled: a ring that runs beside the log, addressed by position.
+
+use mq_api::Failure;
+use mq_core::{KeyGate, SeqRing};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::task::Waker;
+use tokio::time::Instant;
+
+/// One entry, 16 bytes: what the hot path reads and writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Pending {
+    /// The member that holds it, or held it last; in the high bits the number of the hand-over, where it came again, so that
+    /// a handle from before does not settle what the same member holds now.
+    pub(crate) owner: u32,
+    /// `attempt << 3 | flags`; 0 = settled.
+    pub(crate) state: u32,
+    pub(crate) size: u32,
+    /// Coarse clock of the hand-over.
+    pub(crate) at: u32,
+}
+
+/// Members count up to here; above it is the number of a hand-over.
+pub(crate) const MEMBERS: u32 = (1 << 20) - 1;
+
+/// In the application's hands.
+pub(crate) const HELD: u32 = 1;
+/// Waits for its time.
+pub(crate) const DELAYED: u32 = 2;
+/// Waits behind another of its key.
+pub(crate) const BLOCKED: u32 = 4;
+const FLAGS: u32 = 7;
+
+impl Pending {
+    #[inline]
+    pub(crate) fn held(owner: u32, attempt: u32, size: u32, at: u32) -> Self {
+        Self { owner, state: attempt << 3 | HELD, size, at }
+    }
+    /// The member, without the number of the hand-over.
+    #[inline]
+    pub(crate) fn member(self) -> u32 {
+        self.owner & MEMBERS
+    }
+    #[inline]
+    pub(crate) fn attempt(self) -> u32 {
+        self.state >> 3
+    }
+    #[inline]
+    pub(crate) fn is(self, flag: u32) -> bool {
+        self.state & flag != 0
+    }
+    #[inline]
+    pub(crate) fn is_settled(self) -> bool {
+        self.state == 0
+    }
+    /// Unsettled, in nobody's hands, and due.
+    pub(crate) fn is_ready(self) -> bool {
+        self.state != 0 && self.state & FLAGS == 0
+    }
+    pub(crate) fn set(&mut self, attempt: u32, flags: u32) {
+        self.state = attempt << 3 | flags;
+    }
+}
+
+/// What only entries with a history have.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct History {
+    pub(crate) takes: u32,
+    pub(crate) trials: u32,
+    pub(crate) failure: Option<Box<Failure>>,
+    /// Hand-overs, as far as they were not the first.
+    pub(crate) again: u32,
+}
+
+/// One group in one partition.
+#[derive(Default)]
+pub(crate) struct GroupPart {
+    /// `head` = first unsettled position, `tail` = next one to take.
+    pub(crate) entries: SeqRing<Pending>,
+    /// Due again, in order.
+    pub(crate) again: BTreeSet<u64>,
+    /// Due again, to be handed over alone.
+    pub(crate) suspects: BTreeSet<u64>,
+    pub(crate) delayed: BTreeMap<(Instant, u64), ()>,
+    pub(crate) history: HashMap<u64, History>,
+    pub(crate) gate: Option<KeyGate>,
+    pub(crate) wakers: Vec<Waker>,
+    /// Who may take, where partitions are exclusive: owner, and whether it is to give the partition up.
+    pub(crate) owner: Option<u32>,
+    pub(crate) draining: bool,
+    pub(crate) epoch: u64,
+    /// Who waits to hear that a delivery is lost: position, owner, waker.
+    pub(crate) lost: Vec<(u64, u32, Waker)>,
+    pub(crate) deleted: bool,
+    /// Under `ParkKey`: keys whose message was dead-lettered.
+    pub(crate) parked_keys: BTreeSet<u64>,
+}
+
+impl GroupPart {
+    pub(crate) fn starting_at(position: u64, per_key: bool) -> Self {
+        let entries = SeqRing::starting_at(position);
+        Self { entries, gate: per_key.then(KeyGate::default), ..Self::default() }
+    }
+
+    /// The entry, if this member holds it.
+    #[inline]
+    pub(crate) fn held_by(&mut self, owner: u32, position: u64) -> Option<&mut Pending> {
+        self.entries.get_mut(position).filter(|e| e.owner == owner && e.state & HELD != 0)
+    }
+
+    /// The entry, if this member holds it by any of its hand-overs.
+    pub(crate) fn held_by_member(&mut self, member: u32, position: u64) -> Option<&mut Pending> {
+        self.entries.get_mut(position).filter(|e| e.member() == member && e.state & HELD != 0)
+    }
+
+    /// Retires the settled prefix; says whether the head moved.
+    #[inline]
+    pub(crate) fn advance(&mut self) -> bool {
+        let before = self.entries.head();
+        while let Some(Pending { state: 0, .. }) = self.entries.front_mut() {
+            self.entries.retire();
+        }
+        self.entries.head() != before
+    }
+
+    pub(crate) fn wake_lost(&mut self, position: u64) {
+        let mut i = 0;
+        while i < self.lost.len() {
+            if self.lost[i].0 == position { self.lost.swap_remove(i).2.wake() } else { i += 1 }
+        }
+    }
+
+    /// Whether a member holds anything here.
+    pub(crate) fn holds(&self, owner: u32) -> bool {
+        self.entries.iter().any(|(_, e)| e.member() == owner && e.is(HELD))
+    }
+
+    /// Positions that a member holds.
+    pub(crate) fn held_positions(&self, owner: u32) -> Vec<u64> {
+        self.entries.iter().filter(|(_, e)| e.member() == owner && e.is(HELD)).map(|(p, _)| p).collect()
+    }
+
+    /// Makes an entry due again, alone if it is a suspect.
+    pub(crate) fn make_due(&mut self, position: u64, attempt: u32, suspect_at: u32) {
+        let Some(entry) = self.entries.get_mut(position) else { return };
+        entry.set(attempt, 0);
+        let takes = self.history.get(&position).map_or(0, |h| h.takes);
+        match takes + 1 >= suspect_at && takes > 0 {
+            true => self.suspects.insert(position),
+            false => self.again.insert(position),
+        };
+    }
+
+    /// Moves what is due by `now` to the ready ones; says when the next is.
+    pub(crate) fn release_due(&mut self, now: Instant, suspect_at: u32) -> (bool, Option<Instant>) {
+        let mut any = false;
+        while let Some((&(due, position), ())) = self.delayed.first_key_value() {
+            if due > now {
+                return (any, Some(due));
+            }
+            self.delayed.pop_first();
+            if let Some(entry) = self.entries.get(position).copied()
+                && entry.is(DELAYED)
+            {
+                self.make_due(position, entry.attempt(), suspect_at);
+                any = true;
+            }
+        }
+        (any, None)
+    }
+}

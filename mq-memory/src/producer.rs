@@ -1,0 +1,214 @@
+//! The producer: appends in the caller's own task. The broker is in this process, so every send is confirmed when it returns.
+
+use crate::core::Core;
+use crate::topic::Topic;
+use crate::trace::{Place, What};
+use futures_core::future::BoxFuture;
+use mq_api::{
+    Batch, CloseReport, Error, HealthSetter, HealthState, HealthWatch, Message, Position, Producer, ProducerSpec,
+    Receipt, SendOptions, SendResult, Sending, SendingBatch,
+};
+use mq_core::stamp;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+pub(crate) struct MemoryProducer {
+    pub(crate) core: Arc<Core>,
+    topic: RwLock<Arc<Topic>>,
+    spec: ProducerSpec,
+    closed: AtomicBool,
+    /// Sends since one yielded.
+    streak: AtomicU32,
+    health: HealthSetter,
+}
+
+/// Ready results in a row after which others get a turn.
+const BUDGET: u32 = 128;
+
+impl MemoryProducer {
+    pub(crate) fn new(core: Arc<Core>, topic: Arc<Topic>, spec: ProducerSpec) -> Arc<Self> {
+        let health = HealthSetter::new(HealthState::Running, core.env.wall());
+        Arc::new(Self {
+            core,
+            topic: RwLock::new(topic),
+            spec,
+            closed: AtomicBool::new(false),
+            streak: AtomicU32::new(0),
+            health,
+        })
+    }
+
+    pub(crate) fn shut(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.health.set(HealthState::Closed, "", self.core.env.wall());
+    }
+
+    /// The topic; made again if somebody deleted it and this producer makes what is missing.
+    fn live_topic(&self) -> Result<Arc<Topic>, Error> {
+        let topic = self.topic.read().clone();
+        if !topic.deleted.load(Ordering::Acquire) {
+            return Ok(topic);
+        }
+        let fresh =
+            self.core.topic(&self.spec.topic, self.spec.partitions, self.spec.retention, self.spec.provisioning)?;
+        *self.topic.write() = fresh.clone();
+        Ok(fresh)
+    }
+
+    #[inline]
+    fn append(&self, topic: &Topic, message: &mut Message, size: u32) -> SendResult {
+        let number = topic.pick(message);
+        let shared = &topic.parts[number];
+        let core = &*self.core;
+        let mut part = shared.lock();
+        if !core.capabilities.retains_without_group && !topic.has_takers_in(&part) {
+            drop(part);
+            return self.without_takers(topic);
+        }
+        if !part.has_room(size, &topic.keep) {
+            return Err(topic.full());
+        }
+        if core.watched {
+            self.trace(topic, number, part.log.tail(), message);
+        }
+        let position = part.append(std::mem::take(message), size, 0);
+        topic.after_append(core, &mut part, number);
+        part.wake();
+        drop(part);
+        Ok(self.receipt(number, position))
+    }
+
+    #[inline]
+    fn receipt(&self, number: usize, position: u64) -> Receipt {
+        let receipt = Receipt::new(self.core.capabilities.send_level);
+        match self.core.capabilities.receipt_positions {
+            true => receipt.at(Some(number as u32), Position::offset(position)),
+            false if self.core.capabilities.counts_receivers => {
+                let topic = self.topic.read();
+                receipt.received_by(topic.parts[number].lock().broadcast.len() as u32)
+            }
+            false => receipt,
+        }
+    }
+
+    #[cold]
+    fn without_takers(&self, topic: &Topic) -> SendResult {
+        match self.core.capabilities.detects_unroutable {
+            true => Err(topic.unroutable()),
+            // Pub/Sub: nobody listens, which is no error.
+            false => Ok(Receipt::new(self.core.capabilities.send_level).received_by(0)),
+        }
+    }
+
+    #[cold]
+    fn trace(&self, topic: &Topic, number: usize, position: u64, message: &Message) {
+        self.core.hooks.sent(&topic.name, 1);
+        if let Some(trace) = &self.core.trace {
+            let place = Place { topic: &topic.name, group: None, partition: number as u32, position, member: None };
+            trace.push(What::Sent, place, &message.id);
+        }
+    }
+
+    fn closed(&self) -> Option<Error> {
+        self.closed.load(Ordering::Acquire).then(|| Error::closed("the producer"))
+    }
+
+    /// For the engine's driver: the message is stamped already.
+    pub(crate) fn store(&self, mut message: Message) -> SendResult {
+        self.one(&mut message)
+    }
+
+    fn one(&self, message: &mut Message) -> SendResult {
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        let size = stamp(message, &self.spec, || self.core.env.wall())?;
+        // The common case holds the lock of the topic's handle only for reading.
+        let topic = self.topic.read();
+        if topic.deleted.load(Ordering::Acquire) {
+            drop(topic);
+            let topic = self.live_topic()?;
+            return self.append(&topic, message, size);
+        }
+        self.append(&topic, message, size)
+    }
+}
+
+impl Producer for MemoryProducer {
+    #[inline]
+    fn send(&self, mut message: Message) -> Sending {
+        let result = self.one(&mut message);
+        // An empty shell when it was taken.
+        drop(message);
+        let streak = self.streak.fetch_add(1, Ordering::Relaxed);
+        if streak % BUDGET == BUDGET - 1 { Sending::ready_after_yield(result) } else { Sending::ready(result) }
+    }
+
+    fn send_with(&self, message: Message, _: SendOptions) -> Sending {
+        // Nothing waits here, so no time limit can pass.
+        self.send(message)
+    }
+
+    fn send_batch(&self, mut batch: Batch) -> SendingBatch {
+        batch.clear_outcomes();
+        let mut messages = std::mem::take(&mut batch.messages);
+        let simple = !self.core.watched && self.core.capabilities.retains_without_group;
+        let topic = self.topic.read();
+        if simple && topic.parts.len() == 1 && !topic.deleted.load(Ordering::Acquire) && self.closed().is_none() {
+            self.append_run(&topic, &mut messages, &mut batch);
+        }
+        drop(topic);
+        for mut message in messages.drain(..) {
+            batch.push(self.one(&mut message));
+        }
+        batch.messages = messages;
+        SendingBatch::ready(batch)
+    }
+
+    fn flush(&self, _: Duration) -> BoxFuture<'_, bool> {
+        Box::pin(std::future::ready(true))
+    }
+
+    fn close(&self, _: Duration) -> BoxFuture<'_, CloseReport> {
+        self.shut();
+        Box::pin(std::future::ready(CloseReport::default()))
+    }
+
+    fn health(&self) -> HealthWatch {
+        self.health.watch()
+    }
+
+    fn topic(&self) -> &mq_api::Topic {
+        &self.spec.topic
+    }
+}
+
+impl MemoryProducer {
+    /// The hot path of a batch: one lock, one pass, one run of outcomes. Leaves nothing in `messages`.
+    fn append_run(&self, topic: &Topic, messages: &mut Vec<Message>, batch: &mut Batch) {
+        let now = self.core.env.wall();
+        let mut part = topic.parts[0].lock();
+        let (mut first, mut n) = (part.log.tail(), 0);
+        for mut message in messages.drain(..) {
+            let stamped = stamp(&mut message, &self.spec, || now);
+            let refused = match stamped {
+                Ok(size) if part.has_room(size, &topic.keep) => {
+                    part.append(message, size, 0);
+                    n += 1;
+                    continue;
+                }
+                Ok(_) => topic.full(),
+                Err(error) => error,
+            };
+            batch.push_run(self.receipt(0, first), n);
+            batch.push(Err(refused));
+            (first, n) = (part.log.tail(), 0);
+        }
+        topic.after_append(&self.core, &mut part, 0);
+        part.wake();
+        drop(part);
+        batch.push_run(self.receipt(0, first), n);
+    }
+}

@@ -1,0 +1,231 @@
+//! A topic: its partitions, its groups, who holds which partition.
+
+use crate::core::Core;
+use crate::group::Group;
+use crate::partition::{Keep, Part, SharedPart, Trimmed};
+use crate::pending::GroupPart;
+use crate::trace::{Place, What};
+use mq_api::{
+    Error, ErrorKind, Event, Gap, GapCause, Message, MessageId, Outcome, Position, ReplayFrom, Result, Start,
+    Topic as Name,
+};
+use mq_core::key_hash;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+pub(crate) struct Topic {
+    pub(crate) name: Name,
+    pub(crate) parts: Box<[SharedPart]>,
+    pub(crate) groups: Mutex<Vec<Arc<Group>>>,
+    pub(crate) keep: Keep,
+    /// Whether a partition belongs to one member of a group at a time.
+    pub(crate) exclusive: bool,
+    pub(crate) deleted: AtomicBool,
+    /// Dead letters cannot be written here (a fault).
+    pub(crate) refuse: AtomicBool,
+    round_robin: AtomicU64,
+}
+
+impl Topic {
+    pub(crate) fn new(name: Name, partitions: u32, keep: Keep, exclusive: bool, first: u64) -> Arc<Self> {
+        let parts = (0..partitions).map(|_| SharedPart::default()).collect();
+        Arc::new(Self {
+            name,
+            parts,
+            groups: Mutex::default(),
+            keep,
+            exclusive,
+            deleted: AtomicBool::new(false),
+            refuse: AtomicBool::new(false),
+            round_robin: AtomicU64::new(first),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn pick(&self, message: &Message) -> usize {
+        if self.parts.len() == 1 {
+            return 0;
+        }
+        let n = match &message.key {
+            Some(key) => key_hash(key),
+            None => self.round_robin.fetch_add(1, Ordering::Relaxed),
+        };
+        (n % self.parts.len() as u64) as usize
+    }
+
+    /// After an append to a log: drops its oldest and reports what groups lost.
+    #[inline]
+    pub(crate) fn after_append(&self, core: &Core, part: &mut Part, number: usize) {
+        if part.is_over(&self.keep) {
+            self.expire(core, part, number);
+        }
+    }
+
+    #[cold]
+    pub(crate) fn expire(&self, core: &Core, part: &mut Part, number: usize) {
+        let mut lost = Vec::new();
+        part.expire(&self.keep, core.env.wall(), &mut lost);
+        if lost.is_empty() {
+            return;
+        }
+        // Groups are locked after partitions nowhere else; take a copy so that the order stays.
+        let groups = self.groups.lock().clone();
+        for Trimmed { group, from, to, count } in lost {
+            let Some(group) = groups.get(group) else { continue };
+            let gap = Gap {
+                topic: self.name.clone(),
+                partition: Some(number as u32),
+                from: Some(Position::offset(from)),
+                to: Some(Position::offset(to)),
+                count: Some(count),
+                cause: GapCause::Retention,
+            };
+            if let Some(trace) = &core.trace {
+                let place = Place {
+                    topic: &self.name,
+                    group: Some(&group.name),
+                    partition: number as u32,
+                    position: from,
+                    member: None,
+                };
+                trace.push(What::Trimmed, place, &MessageId::NIL);
+            }
+            group.each_member(|member| member.events.push(Event::Gap(gap.clone())));
+        }
+    }
+
+    /// Where a start position is in one partition.
+    fn start_in(part: &Part, start: Start) -> u64 {
+        let (head, tail) = (part.log.head(), part.log.tail());
+        match start {
+            Start::Oldest | Start::Replay(ReplayFrom::Earliest) => head,
+            Start::Latest => tail,
+            Start::Replay(ReplayFrom::Time(time)) => part.position_at(time),
+            Start::Replay(ReplayFrom::Position(position)) => position.major.clamp(head, tail),
+        }
+    }
+
+    /// The group, made if it is new. `start` applies at creation only.
+    pub(crate) fn group(self: &Arc<Self>, name: &mq_api::Group, start: Start, per_key: bool) -> Arc<Group> {
+        let mut groups = self.groups.lock();
+        if let Some(found) = groups.iter().find(|g| g.name == *name && !g.is_deleted()) {
+            return found.clone();
+        }
+        let group = Arc::new(Group::new(name.clone(), groups.len(), self, per_key));
+        groups.push(group.clone());
+        drop(groups);
+        for part in &self.parts {
+            let mut part = part.lock();
+            let at = Self::start_in(&part, start);
+            while part.groups.len() < group.number {
+                // Made at the same time by another thread and not filled in yet.
+                part.groups.push(GroupPart { deleted: true, ..GroupPart::default() });
+            }
+            let fresh = GroupPart::starting_at(at, per_key);
+            match part.groups.get_mut(group.number) {
+                Some(slot) => *slot = fresh,
+                None => part.groups.push(fresh),
+            }
+        }
+        group
+    }
+
+    /// The group, with order per key or without: a group without members takes the order of the one that comes.
+    pub(crate) fn group_with_order(self: &Arc<Self>, name: &mq_api::Group, start: Start, per_key: bool) -> Arc<Group> {
+        let group = self.group(name, start, per_key);
+        if group.per_key() != per_key {
+            group.set_per_key(per_key);
+            for part in &self.parts {
+                if let Some(slot) = part.lock().groups.get_mut(group.number) {
+                    slot.gate = per_key.then(mq_core::KeyGate::default);
+                }
+            }
+            if per_key {
+                self.queue_keys(&group);
+            }
+        }
+        group
+    }
+
+    /// What a group took before it asked for order per key gets in line.
+    fn queue_keys(&self, group: &Group) {
+        for part in &self.parts {
+            let mut guard = part.lock();
+            let part = &mut *guard;
+            let Some(slot) = part.groups.get_mut(group.number) else { continue };
+            let open: Vec<u64> = slot.entries.iter().filter(|(_, e)| !e.is_settled()).map(|(p, _)| p).collect();
+            for position in open {
+                let stored = part.log.get(position).and_then(|c| c.stored.as_ref());
+                let Some(key) = stored.and_then(|s| s.message.key.as_deref()).map(key_hash) else { continue };
+                if let Some(gate) = &mut slot.gate
+                    && !gate.arrive(key, position)
+                    && let Some(entry) = slot.entries.get_mut(position)
+                    && entry.is_ready()
+                {
+                    let attempt = entry.attempt();
+                    entry.set(attempt, crate::pending::BLOCKED);
+                    slot.again.remove(&position);
+                    slot.suspects.remove(&position);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn find_group(&self, name: &mq_api::Group) -> Option<Arc<Group>> {
+        self.groups.lock().iter().find(|g| g.name == *name && !g.is_deleted()).cloned()
+    }
+
+    pub(crate) fn live_groups(&self) -> Vec<Arc<Group>> {
+        self.groups.lock().iter().filter(|g| !g.is_deleted()).cloned().collect()
+    }
+
+    /// Whether anybody would get a message of this partition.
+    pub(crate) fn has_takers_in(&self, part: &Part) -> bool {
+        !part.broadcast.is_empty() || part.groups.iter().any(|g| !g.deleted)
+    }
+
+    /// Moves every partition of a group.
+    pub(crate) fn reset(&self, group: &Group, start: Start) {
+        for part in &self.parts {
+            let mut part = part.lock();
+            let at = Self::start_in(&part, start);
+            if let Some(slot) = part.groups.get_mut(group.number) {
+                let (gate, epoch, owner) = (slot.gate.is_some(), slot.epoch, slot.owner);
+                *slot = GroupPart { epoch, owner, ..GroupPart::starting_at(at, gate) };
+            }
+        }
+    }
+
+    #[cold]
+    pub(crate) fn full(&self) -> Error {
+        let text = format!(
+            "topic '{}' is full ({} messages or {} bytes wait unhandled); let its groups catch up, delete idle groups, or raise the bound",
+            self.name, self.keep.capacity, self.keep.bytes
+        );
+        Error::new(ErrorKind::Full, text).with_outcome(Outcome::Rejected)
+    }
+
+    #[cold]
+    pub(crate) fn unroutable(&self) -> Error {
+        let text = format!(
+            "no queue took the message: topic '{}' has no group; make one, or list it in the producer",
+            self.name
+        );
+        Error::new(ErrorKind::Unroutable, text).with_outcome(Outcome::Rejected)
+    }
+
+    pub(crate) fn same_partitions(&self, asked: Option<u32>) -> Result<()> {
+        match asked {
+            Some(n) if n as usize != self.parts.len() => Err(Error::new(
+                ErrorKind::Topology,
+                format!(
+                    "topic '{}' has {} partitions, {n} were asked for; the count is fixed when a topic is made, since changing it would break the order of keys",
+                    self.name,
+                    self.parts.len()
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! A fixed set of places for handlers at work, each with its own waker. Everything is made once: a message that passes
+//! through costs no allocation.
+
+use futures_util::task::AtomicWaker;
+use mq_api::Lost;
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// What a route's task is told from outside, and the waker that tells it.
+#[derive(Default)]
+pub(super) struct Signal {
+    stop: AtomicU8,
+    task: AtomicWaker,
+}
+
+/// How a route is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stop {
+    /// Go on.
+    No,
+    /// Fetch no more, finish what is in hand.
+    Drain,
+    /// Leave what is in hand.
+    Abandon,
+}
+
+impl Signal {
+    pub(super) fn stop(&self, how: Stop) {
+        self.stop.fetch_max(how as u8, Ordering::AcqRel);
+        self.task.wake();
+    }
+
+    #[inline]
+    pub(super) fn stopping(&self) -> Stop {
+        match self.stop.load(Ordering::Acquire) {
+            0 => Stop::No,
+            1 => Stop::Drain,
+            _ => Stop::Abandon,
+        }
+    }
+
+    #[inline]
+    pub(super) fn register(&self, cx: &Context<'_>) {
+        self.task.register(cx.waker());
+    }
+}
+
+/// One bit for each slot that was woken.
+struct Ready {
+    words: Box<[AtomicU64]>,
+    signal: Arc<Signal>,
+}
+
+struct SlotWaker {
+    ready: Arc<Ready>,
+    word: usize,
+    bit: u64,
+}
+
+impl Wake for SlotWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.ready.words[self.word].fetch_or(self.bit, Ordering::AcqRel) & self.bit == 0 {
+            self.ready.signal.task.wake();
+        }
+    }
+}
+
+struct Slot<F, K> {
+    future: Pin<Box<Option<F>>>,
+    /// What settles the message when the future is done; `None` while the slot is free.
+    kept: Option<K>,
+    lost: Option<Lost>,
+    waker: Waker,
+}
+
+/// What became of a poll.
+pub(super) enum Polled<T, K> {
+    /// Not yet.
+    Pending,
+    /// Finished.
+    Done(T, K),
+    /// It panicked, with this message.
+    Panicked(String, K),
+    /// What it worked on is no longer ours; it was dropped.
+    Lost(K),
+}
+
+/// Handlers at work.
+pub(super) struct Slots<F, K> {
+    slots: Vec<Slot<F, K>>,
+    free: Vec<u32>,
+    ready: Arc<Ready>,
+}
+
+impl<F: Future, K> Slots<F, K> {
+    pub(super) fn new(count: usize, signal: Arc<Signal>) -> Self {
+        let words = (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        let ready = Arc::new(Ready { words, signal });
+        let slot = |at: usize| Slot {
+            future: Box::pin(None),
+            kept: None,
+            lost: None,
+            waker: Arc::new(SlotWaker { ready: ready.clone(), word: at / 64, bit: 1 << (at % 64) }).into(),
+        };
+        let free = (0..u32::try_from(count).unwrap_or(u32::MAX)).rev().collect();
+        Self { slots: (0..count).map(slot).collect(), free, ready }
+    }
+
+    /// How many are free.
+    #[inline]
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// How many are at work.
+    #[inline]
+    pub(super) fn busy(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Starts a future in a free slot and polls it once. `start` runs under the same protection against panics.
+    #[inline]
+    pub(super) fn start(
+        &mut self,
+        kept: K,
+        watch: impl FnOnce(&K) -> Option<Lost>,
+        start: impl FnOnce() -> F,
+    ) -> Polled<F::Output, K> {
+        let Some(at) = self.free.pop() else { return Polled::Lost(kept) };
+        let slot = &mut self.slots[at as usize];
+        let future = &mut slot.future;
+        let waker = &slot.waker;
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            future.set(Some(start()));
+            let polled = match future.as_mut().as_pin_mut() {
+                Some(future) => future.poll(&mut Context::from_waker(waker)),
+                None => Poll::Pending,
+            };
+            if polled.is_ready() {
+                // The message goes with the future, so that the engine's own handle is unique when it is acknowledged.
+                future.set(None);
+            }
+            polled
+        }));
+        match polled {
+            Ok(Poll::Ready(output)) => {
+                self.free.push(at);
+                Polled::Done(output, kept)
+            }
+            Ok(Poll::Pending) => {
+                slot.lost = watch(&kept);
+                slot.kept = Some(kept);
+                if self.is_lost(at) { self.clear(at).map_or(Polled::Pending, Polled::Lost) } else { Polled::Pending }
+            }
+            Err(panic) => {
+                slot.kept = Some(kept);
+                self.clear(at).map_or(Polled::Pending, |kept| Polled::Panicked(panic_text(&*panic), kept))
+            }
+        }
+    }
+
+    /// Polls the future of one slot.
+    fn poll_slot(&mut self, at: u32) -> Polled<F::Output, K> {
+        let slot = &mut self.slots[at as usize];
+        let future = &mut slot.future;
+        let waker = &slot.waker;
+        let polled = catch_unwind(AssertUnwindSafe(|| match future.as_mut().as_pin_mut() {
+            Some(future) => future.poll(&mut Context::from_waker(waker)),
+            None => Poll::Pending,
+        }));
+        match polled {
+            Ok(Poll::Pending) if !self.is_lost(at) => Polled::Pending,
+            Ok(Poll::Pending) => self.clear(at).map_or(Polled::Pending, Polled::Lost),
+            Ok(Poll::Ready(output)) => self.clear(at).map_or(Polled::Pending, |kept| Polled::Done(output, kept)),
+            Err(panic) => self.clear(at).map_or(Polled::Pending, |kept| Polled::Panicked(panic_text(&*panic), kept)),
+        }
+    }
+
+    fn is_lost(&mut self, at: u32) -> bool {
+        let slot = &mut self.slots[at as usize];
+        let mut cx = Context::from_waker(&slot.waker);
+        slot.lost.as_mut().is_some_and(|lost| Pin::new(lost).poll(&mut cx).is_ready())
+    }
+
+    /// Frees a slot. `None` if it was free: then it is not freed a second time.
+    fn clear(&mut self, at: u32) -> Option<K> {
+        let slot = &mut self.slots[at as usize];
+        let kept = slot.kept.take()?;
+        slot.lost = None;
+        let future = &mut slot.future;
+        // A future may panic again while it is dropped; the slot is free all the same.
+        if catch_unwind(AssertUnwindSafe(|| future.set(None))).is_err() {
+            slot.future = Box::pin(None);
+        }
+        self.free.push(at);
+        Some(kept)
+    }
+
+    /// Polls all that were woken since the last call.
+    #[inline]
+    pub(super) fn poll_woken(&mut self, mut then: impl FnMut(Polled<F::Output, K>)) {
+        for word in 0..self.ready.words.len() {
+            if self.ready.words[word].load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = self.ready.words[word].swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let at = word as u32 * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                match self.poll_slot(at) {
+                    Polled::Pending => {}
+                    polled => then(polled),
+                }
+            }
+        }
+    }
+
+    /// Drops all futures at work.
+    pub(super) fn abandon(&mut self, mut then: impl FnMut(K)) {
+        for at in 0..self.slots.len() as u32 {
+            if let Some(kept) = self.clear(at) {
+                then(kept);
+            }
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the handler panicked: {}", text.unwrap_or("(no text)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Polled, Signal, Slots};
+    use futures_util::future::{BoxFuture, FutureExt, pending, poll_fn};
+    use std::sync::{Arc, Mutex};
+    use std::task::{Poll, Waker};
+
+    #[test]
+    fn each_slot_is_woken_on_its_own_beyond_64() {
+        let mut slots: Slots<BoxFuture<'static, usize>, usize> = Slots::new(130, Arc::new(Signal::default()));
+        let wakers: Arc<Mutex<Vec<Option<Waker>>>> = Arc::new(Mutex::new(vec![None; 130]));
+        for n in 0..130 {
+            let wakers = wakers.clone();
+            let mut first = true;
+            let future = poll_fn(move |cx| {
+                if std::mem::take(&mut first) {
+                    wakers.lock().unwrap()[n] = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                Poll::Ready(n)
+            });
+            assert!(matches!(slots.start(n, |_| None, || future.boxed()), Polled::Pending));
+        }
+        assert_eq!((slots.free(), slots.busy()), (0, 130));
+        for n in [129, 64, 3] {
+            wakers.lock().unwrap()[n].take().unwrap().wake();
+        }
+        let mut done = Vec::new();
+        slots.poll_woken(|polled| {
+            if let Polled::Done(n, kept) = polled {
+                done.push((n, kept))
+            }
+        });
+        done.sort_unstable();
+        assert_eq!(done, [(3, 3), (64, 64), (129, 129)]);
+        let mut left = 0;
+        slots.abandon(|_| left += 1);
+        assert_eq!((left, slots.free()), (127, 130));
+    }
+
+    #[test]
+    fn a_panic_frees_the_slot_and_keeps_what_settles() {
+        let mut slots: Slots<BoxFuture<'static, ()>, &str> = Slots::new(1, Arc::new(Signal::default()));
+        for _ in 0..3 {
+            let polled = slots.start("ticket", |_| None, || async { panic!("boom {}", 1) }.boxed());
+            let Polled::Panicked(text, "ticket") = polled else { panic!("no panic seen") };
+            assert!(text.ends_with("boom 1"), "{text}");
+        }
+        let polled = slots.start("ticket", |_| None, || -> BoxFuture<'static, ()> { panic!("at the start") });
+        assert!(matches!(polled, Polled::Panicked(..)));
+        assert!(matches!(slots.start("ticket", |_| None, || pending().boxed()), Polled::Pending));
+        assert_eq!(slots.busy(), 1);
+    }
+}

@@ -1,0 +1,183 @@
+//! Kafka through rdkafka: four partitions, acks=all, one commit per message.
+
+use std::time::{Duration, Instant};
+
+use mq_testbed::client::{Order, id_in};
+use mq_testbed::history::{Sent, Settled};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::config::{ClientConfig, FromClientConfig};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::message::Message;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::types::RDKafkaErrorCode;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+use crate::roles::{Failed, Got, Raw, Receiver, Sender};
+
+const PARTITIONS: i32 = 4;
+
+/// An answer that takes longer than this does not come.
+const ANSWER: Duration = Duration::from_secs(5);
+
+pub(crate) struct Kafka {
+    order: Order,
+    runtime: Runtime,
+}
+
+impl Kafka {
+    pub(crate) fn new(order: &Order) -> Result<Self, String> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        Ok(Self { order: order.clone(), runtime: runtime.map_err(|error| error.to_string())? })
+    }
+
+    fn client<C: FromClientConfig>(&self, settings: &[(&str, &str)]) -> Result<C, String> {
+        let mut config = ClientConfig::new();
+        let servers = self.order.url.trim_start_matches("kafka://");
+        config.set("bootstrap.servers", servers);
+        // A request that is not answered in this time takes the connection with it: what finds a half-open line.
+        config.set("socket.timeout.ms", "2000");
+        config.set("reconnect.backoff.ms", "50");
+        config.set("reconnect.backoff.max.ms", "500");
+        for (name, value) in settings {
+            config.set(*name, *value);
+        }
+        config.create().map_err(|error| error.to_string())
+    }
+
+    fn consumer(&self) -> Result<BaseConsumer, String> {
+        self.client(&[
+            ("group.id", &self.order.group),
+            ("client.id", &self.order.name),
+            ("enable.auto.commit", "false"),
+            ("auto.offset.reset", "earliest"),
+            // A dead member's partitions move after this.
+            ("session.timeout.ms", "3000"),
+            ("heartbeat.interval.ms", "500"),
+            ("fetch.wait.max.ms", "100"),
+        ])
+    }
+}
+
+impl Raw for Kafka {
+    fn prepare(&self) -> Result<(), String> {
+        let admin: AdminClient<_> = self.client(&[])?;
+        let topic = NewTopic::new(&self.order.topic, PARTITIONS, TopicReplication::Fixed(1));
+        let made = self.runtime.block_on(admin.create_topics([&topic], &AdminOptions::new()));
+        match made.map_err(|error| error.to_string())?.into_iter().next() {
+            Some(Err((name, code))) => Err(format!("create {name}: {code}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn sender(&self) -> Result<Box<dyn Sender>, String> {
+        let producer = self.client(&[
+            ("acks", "all"),
+            ("message.timeout.ms", "4000"),
+            ("request.timeout.ms", "2000"),
+            ("linger.ms", "0"),
+            // With one request on the way, a repeated one cannot overtake or be overtaken.
+            ("max.in.flight.requests.per.connection", "1"),
+        ])?;
+        let handle = self.runtime.handle().clone();
+        Ok(Box::new(Producer { handle, producer, topic: self.order.topic.clone() }))
+    }
+
+    fn receiver(&self) -> Result<Box<dyn Receiver>, String> {
+        let consumer = self.consumer()?;
+        consumer.subscribe(&[&self.order.topic]).map_err(|error| error.to_string())?;
+        Ok(Box::new(Member { consumer, topic: self.order.topic.clone() }))
+    }
+
+    fn remaining(&self) -> Result<Vec<String>, String> {
+        let consumer = self.consumer()?;
+        let words = |error: rdkafka::error::KafkaError| error.to_string();
+        let topic = self.order.topic.as_str();
+        let mut asked = TopicPartitionList::new();
+        for partition in 0..PARTITIONS {
+            asked.add_partition(topic, partition);
+        }
+        let committed = consumer.committed_offsets(asked, ANSWER).map_err(words)?;
+        let mut start = TopicPartitionList::new();
+        let mut left = 0;
+        for place in committed.elements() {
+            let (low, high) = consumer.fetch_watermarks(topic, place.partition(), ANSWER).map_err(words)?;
+            let from = if let Offset::Offset(offset) = place.offset() { offset } else { low };
+            left += usize::try_from(high - from).unwrap_or(0);
+            start.add_partition_offset(topic, place.partition(), Offset::Offset(from)).map_err(words)?;
+        }
+        consumer.assign(&start).map_err(words)?;
+        let mut found = Vec::new();
+        let end = Instant::now() + Duration::from_secs(30);
+        while found.len() < left && Instant::now() < end {
+            if let Some(message) = consumer.poll(Duration::from_millis(100)) {
+                found.push(id_in(message.map_err(words)?.payload().unwrap_or_default()));
+            }
+        }
+        Ok(found)
+    }
+
+    fn destroy(&self) -> Result<(), String> {
+        let admin: AdminClient<_> = self.client(&[])?;
+        let deleted = self.runtime.block_on(admin.delete_topics(&[&self.order.topic], &AdminOptions::new()));
+        deleted.map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+struct Producer {
+    handle: tokio::runtime::Handle,
+    producer: FutureProducer,
+    topic: String,
+}
+
+impl Sender for Producer {
+    fn send(&mut self, key: &str, payload: &[u8]) -> Result<(), Failed> {
+        let unknown = |words: String| Failed { outcome: Sent::Unknown, words };
+        let record = FutureRecord::to(&self.topic).key(key).payload(payload);
+        let delivery = self.producer.send_result(record).map_err(|(error, _)| unknown(error.to_string()))?;
+        match self.handle.block_on(async { timeout(Duration::from_secs(10), delivery).await }) {
+            Ok(Ok(Ok(_))) => Ok(()),
+            Ok(Ok(Err((error, _)))) => Err(unknown(error.to_string())),
+            Ok(Err(_)) => Err(unknown("the producer dropped it".into())),
+            Err(_) => Err(unknown("no report within 10 s".into())),
+        }
+    }
+}
+
+struct Member {
+    consumer: BaseConsumer,
+    topic: String,
+}
+
+impl Receiver for Member {
+    fn receive(&mut self) -> Result<Vec<Got>, String> {
+        match self.consumer.poll(Duration::from_millis(200)) {
+            None => Ok(Vec::new()),
+            Some(Ok(message)) => {
+                let place = Some(format!("{}:{}", message.partition(), message.offset()));
+                Ok(vec![Got { id: id_in(message.payload().unwrap_or_default()), place, ours_until: None }])
+            }
+            // Told in passing: librdkafka goes on by itself.
+            Some(Err(error)) if is_passing(error.rdkafka_error_code()) => Ok(Vec::new()),
+            Some(Err(error)) => Err(error.to_string()),
+        }
+    }
+
+    fn ack(&mut self, got: &Got) -> Result<Settled, String> {
+        let place = got.place.as_deref().and_then(|place| place.split_once(':'));
+        let Some((partition, offset)) = place.and_then(|(p, o)| Some((p.parse().ok()?, o.parse::<i64>().ok()?))) else {
+            return Err("a place that is no partition and offset".into());
+        };
+        let mut next = TopicPartitionList::new();
+        next.add_partition_offset(&self.topic, partition, Offset::Offset(offset + 1)).map_err(|e| e.to_string())?;
+        // An error is never a sure "not yours any more": a commit that was applied just before the line was cut is
+        // repeated by librdkafka, and the repetition is then refused because of the rebalance that followed.
+        Ok(self.consumer.commit(&next, CommitMode::Sync).map_or(Settled::Unknown, |()| Settled::Confirmed))
+    }
+}
+
+fn is_passing(code: Option<RDKafkaErrorCode>) -> bool {
+    use RDKafkaErrorCode::{AllBrokersDown, BrokerTransportFailure, OperationTimedOut, Resolve};
+    matches!(code, Some(AllBrokersDown | BrokerTransportFailure | OperationTimedOut | Resolve))
+}
