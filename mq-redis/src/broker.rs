@@ -11,7 +11,7 @@ use mq_api::{
     Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, HealthWatch, Producer, ProducerSpec, Result,
     Subscription, async_trait,
 };
-use mq_core::{ConnectPolicy, EngineConsumer, EngineProducer, Env, NoHooks};
+use mq_core::{ConnectPolicy, EngineConsumer, EngineProducer, Env, Hooks};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,12 +27,13 @@ pub(crate) struct Redis {
     kind: Kind,
     env: Env,
     policy: ConnectPolicy,
+    hooks: Arc<dyn Hooks>,
     consumers: Mutex<Vec<ConsumerControl>>,
     producers: Mutex<Vec<Weak<EngineProducer>>>,
 }
 
 impl Redis {
-    pub(crate) async fn connect(url: &str) -> Result<Arc<Self>> {
+    pub(crate) async fn connect(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<Self>> {
         let options = Options::parse(url)?;
         let env = Env::own_thread("anymq-redis", None)?;
         let policy = ConnectPolicy { first: options.connect_timeout, ..ConnectPolicy::default() };
@@ -47,7 +48,7 @@ impl Redis {
             Transport::Streams => Kind::Streams(Arc::new(Streams::new(hub.clone()))),
             Transport::PubSub => Kind::PubSub(Arc::new(PubSub::new(hub.clone()))),
         };
-        Ok(Arc::new(Self { hub, kind, env, policy, consumers: Mutex::default(), producers: Mutex::default() }))
+        Ok(Arc::new(Self { hub, kind, env, policy, hooks, consumers: Mutex::default(), producers: Mutex::default() }))
     }
 }
 
@@ -86,7 +87,7 @@ impl Broker for Redis {
     }
 
     async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
-        let (env, hooks) = (self.env.clone(), Arc::new(NoHooks));
+        let (env, hooks) = (self.env.clone(), self.hooks.clone());
         let producer = match &self.kind {
             Kind::Streams(driver) => EngineProducer::start(driver.clone(), spec, env, hooks, self.policy).await?,
             Kind::PubSub(driver) => EngineProducer::start(driver.clone(), spec, env, hooks, self.policy).await?,
@@ -99,7 +100,7 @@ impl Broker for Redis {
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
-        let (env, hooks) = (self.env.clone(), Arc::new(NoHooks));
+        let (env, hooks) = (self.env.clone(), self.hooks.clone());
         let consumer = match &self.kind {
             Kind::Streams(driver) => {
                 EngineConsumer::start(driver.clone(), subscription, env, hooks, self.policy).await?

@@ -13,7 +13,8 @@
 //!
 //! The plain form (`fields=plain`) has one field per part, for programs that do not know this library: `mq` = `plain`, `id`,
 //! `ts`, `type`, `key`, `h:` and name for each header, `payload`. Entries without a field `mq` are of other programs: their
-//! payload is their fields as a JSON object, their id the id of the entry.
+//! payload is their fields as a JSON object, or the value of `payload` if that is their only field; their id is that of the
+//! entry.
 
 use bytes::{BufMut, Bytes};
 use mq_api::{ContentType, Headers, Message, MessageId};
@@ -203,6 +204,13 @@ pub(crate) fn from_fields(fields: Vec<(Bytes, Bytes)>, id: (u64, u64)) -> Messag
             {
                 return message;
             }
+        }
+        // The name that the plain form gives to the payload, alone: as it is.
+        Some((name, _)) if fields.len() == 1 && name.as_ref() == b"payload" => {
+            let mut message = Message::new(std::mem::take(&mut fields[0].1));
+            message.id = MessageId::text(format!("{}-{}", id.0, id.1));
+            message.timestamp = from_millis(id.0);
+            return message;
         }
         _ => {}
     }
