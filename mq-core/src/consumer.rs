@@ -28,6 +28,7 @@ struct Rx<D> {
     lanes: Lanes,
     member: Arc<str>,
     stop: Stop,
+    draining: Stop,
     current: Mutex<Option<(Arc<SettleQueue>, Stop)>>,
 }
 
@@ -43,6 +44,7 @@ impl<D: Driver> Supervised for Rx<D> {
             settles,
             events: self.shared.events.clone(),
             stop,
+            draining: self.draining.clone(),
             env: self.shared.env.clone(),
             generation,
             lanes: self.lanes.clone(),
@@ -89,6 +91,7 @@ struct Core {
     shared: Arc<Shared>,
     lanes: Lanes,
     stop: Stop,
+    draining: Stop,
     relay: Option<Arc<Sender>>,
     settles: Box<dyn Fn() -> Option<Arc<SettleQueue>> + Send + Sync>,
     tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
@@ -141,12 +144,14 @@ impl EngineConsumer {
         let shared = Shared::new(sub, member.clone(), mechanics, level, env.clone(), hooks);
         let lanes = Lanes::default();
         let stop = Stop::new();
+        let draining = Stop::new();
         let rx = Arc::new(Rx {
             driver,
             shared: shared.clone(),
             lanes: lanes.clone(),
             member,
             stop: stop.clone(),
+            draining: draining.clone(),
             current: Mutex::default(),
         });
         let keeper_stop = Stop::new();
@@ -159,6 +164,7 @@ impl EngineConsumer {
             shared,
             lanes,
             stop,
+            draining,
             relay,
             settles: Box::new(move || current.current.lock().as_ref().map(|(settles, _)| settles.clone())),
             tasks: Mutex::new(Some((supervisor, keeper))),
@@ -251,6 +257,7 @@ impl Control for Core {
                     settles: (self.settles)(),
                 };
                 self.shared.flow.shut(Gate::Stopping);
+                self.draining.cancel();
                 self.shared.inbox.nudge();
                 self.lanes.each(|lane| lane.begin_drain());
                 self.shared.env.spawn(async move {

@@ -16,6 +16,8 @@ pub enum Gate {
     Stopping = 4,
     /// A crash suspect is in hand, or waits to be handed over alone.
     Alone = 8,
+    /// The broker cannot be reached.
+    Away = 16,
 }
 
 /// What may still be taken.
