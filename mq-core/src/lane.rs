@@ -483,6 +483,10 @@ impl Lane {
             out.run(&me, slot).push(message, s.position, s.attempt);
             got += 1;
         }
+        drop(ring);
+        if got > 0 {
+            self.shared.hooks.delivered(&self.source, got);
+        }
         (got, looked)
     }
 
@@ -624,6 +628,7 @@ impl Settle for Lane {
         self.shared.flow.give(done, bytes);
         self.shared.settled_one();
         self.shared.handled();
+        self.shared.hooks.acked(&self.source, done);
         match (untracked, done == n as usize) {
             (true, _) => SettleStart::Done(Settled::Untracked),
             (false, true) => SettleStart::Queued(op),

@@ -84,7 +84,7 @@ impl Sender {
         hooks: Arc<dyn Hooks>,
         policy: ConnectPolicy,
     ) -> Result<Arc<Self>> {
-        let outbox = Outbox::new(&spec);
+        let outbox = Outbox::new(&spec, hooks.clone());
         let health = HealthSetter::new(HealthState::Connecting, env.wall());
         let stop = Stop::new();
         let tx = Arc::new(Tx {
