@@ -234,6 +234,9 @@ pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
 
 /// The record of a trial is confirmed, and the original acknowledged: the copy is taken and handed over.
 pub(crate) async fn recorded(reader: &mut Reader, number: u64) -> Result<()> {
+    // An original that came back beside its copy would begin from nothing. (The queue of suspects is on one channel, whose
+    // next answer says the same.)
+    reader.flush_now().await?;
     let Some(alone) = &mut reader.alone else { return Ok(()) };
     let Some(trial) = alone.writing.remove(&number) else { return Ok(()) };
     let mut others = Vec::new();

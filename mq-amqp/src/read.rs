@@ -85,6 +85,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         lane: session.open_lane(None, session.generation),
         session,
         channel,
+        prefetch,
         consumer,
         queue,
         tags: Tags::default(),
@@ -112,6 +113,7 @@ pub(crate) struct Reader {
     pub(crate) session: Session,
     pub(crate) lane: Arc<Lane>,
     channel: Channel,
+    prefetch: u16,
     consumer: Consumer,
     pub(crate) queue: String,
     tags: Tags,
@@ -138,7 +140,7 @@ impl Reader {
             if self.flush.is_none() {
                 self.tags.acks(&mut self.frames);
                 if !self.frames.is_empty() {
-                    self.start_flush(0);
+                    self.start_flush(0, false);
                 }
             }
             let (stop, draining) = (self.session.stop.clone(), self.session.draining.clone());
@@ -192,10 +194,30 @@ impl Reader {
         end
     }
 
-    fn start_flush(&mut self, upto: u64) {
+    /// Writes what is due. With `sync` also waits until the broker has read it, as an answer on the same channel shows: that
+    /// it holds it is more than AMQP ever says, but a client that dies a moment later has not lost it on the way.
+    fn start_flush(&mut self, upto: u64, sync: bool) {
         let frames = std::mem::take(&mut self.frames);
-        let channel = self.channel.clone();
-        self.flush = Some((upto, Box::pin(write_frames(channel, frames))));
+        let (channel, prefetch) = (self.channel.clone(), self.prefetch);
+        let sync = sync && !frames.is_empty();
+        self.flush = Some((
+            upto,
+            Box::pin(async move {
+                write_frames(&channel, frames).await?;
+                if sync { read_by_broker(&channel, prefetch).await } else { Ok(()) }
+            }),
+        ));
+    }
+
+    /// Writes what is settled now, and waits until the broker has read it.
+    pub(crate) async fn flush_now(&mut self) -> Result<()> {
+        self.tags.acks(&mut self.frames);
+        let frames = std::mem::take(&mut self.frames);
+        within(ANSWER, "acknowledge", async {
+            write_frames(&self.channel, frames).await?;
+            read_by_broker(&self.channel, self.prefetch).await
+        })
+        .await
     }
 
     /// A copy is confirmed: the original may go.
@@ -263,10 +285,9 @@ impl Reader {
             }
         }
         plan.noted.clear();
-        let upto = plan.upto;
-        plan.urgent = false;
+        let (upto, urgent) = (plan.upto, std::mem::take(&mut plan.urgent));
         self.tags.acks(&mut self.frames);
-        self.start_flush(upto);
+        self.start_flush(upto, urgent);
         Ok(())
     }
 
@@ -347,7 +368,7 @@ impl Reader {
                     match self.frames.is_empty() {
                         true if self.copying == 0 => break,
                         true => {}
-                        false => self.start_flush(0),
+                        false => self.start_flush(0, true),
                     }
                 }
             }
@@ -393,11 +414,15 @@ async fn poll_flush(flush: &mut Option<(u64, BoxFuture<'static, lapin::Result<()
     .await
 }
 
+/// Any request that is answered does; this one changes nothing.
+async fn read_by_broker(channel: &Channel, prefetch: u16) -> lapin::Result<()> {
+    channel.basic_qos(prefetch, BasicQosOptions { global: false }).await
+}
+
 /// Writes all, at once: awaiting each would cost a turn of the client's thread per frame.
-async fn write_frames(channel: Channel, frames: Vec<Frame>) -> lapin::Result<()> {
+async fn write_frames(channel: &Channel, frames: Vec<Frame>) -> lapin::Result<()> {
     let mut writing = FuturesUnordered::new();
     for frame in frames {
-        let channel = &channel;
         writing.push(async move {
             match frame {
                 Frame::Ack { tag, multiple } => channel.basic_ack(tag, BasicAckOptions { multiple }).await,
