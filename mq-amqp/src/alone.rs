@@ -101,6 +101,14 @@ impl Alone {
         self.notes.insert(token, notes);
     }
 
+    /// What was noted on a delivery that is still in the group's queue; nothing of it is kept.
+    pub(crate) fn unmoved(&mut self, token: Token) -> Option<Notes> {
+        match self.moved.contains_key(&token) {
+            true => None,
+            false => Some(self.notes.remove(&token).unwrap_or_default()),
+        }
+    }
+
     /// Where a delivery is: in the group's queue (`None`) or under this tag here.
     pub(crate) fn place(&mut self, token: Token) -> Option<u64> {
         self.notes.remove(&token);

@@ -10,13 +10,12 @@ use crate::fault::fault;
 use crate::options::GroupOptions;
 use crate::settle::{Frame, Tags};
 use crate::topology::{Declarer, Found, Place, short};
-use crate::wire::{Arrived, decode};
+use crate::url::QueueType;
+use crate::wire::{Arrived, Notes, decode};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
-};
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
@@ -32,6 +31,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 const ANSWER: Duration = Duration::from_secs(8);
 /// Longest wait while it ends: close has its own deadline, and a broker that is away gives everything back by itself.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// An acknowledgement has arrived after this time, if it arrives at all.
+const SETTLED_BY: Duration = Duration::from_secs(1);
 
 /// The second half of a token: the channel of the group's queue, or that of the suspects.
 pub(crate) const MAIN: u64 = 0;
@@ -96,6 +98,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         jobs,
         done,
         tracked,
+        classic: kind == QueueType::Classic && !matches!(place, Place::Queue(_)),
         alone,
         copying: 0,
         cancelled: false,
@@ -126,6 +129,8 @@ pub(crate) struct Reader {
     done: UnboundedReceiver<Copy>,
     /// Whether takes are counted.
     tracked: bool,
+    /// Whether the queue is ours and classic, and so counts nothing.
+    classic: bool,
     pub(crate) alone: Option<Alone>,
     /// Copies that are not confirmed.
     copying: usize,
@@ -272,6 +277,16 @@ impl Reader {
                 continue;
             }
             // The engine asks for nothing else of this driver than to give back.
+            if self.classic
+                && let (Token(tag, MAIN), Some(alone), Some(message)) = (other.token, &mut self.alone, &other.message)
+                && let Some(notes) = alone.unmoved(other.token)
+            {
+                // Given back by the broker it would look like the victim of a crash: a copy does not.
+                let to = To::Queue(self.queue.clone());
+                let copy = Copy { token: Token(tag, MAIN), to, message: message.message.clone(), notes };
+                self.start_copy(copy);
+                continue;
+            }
             let Some(tag) = self.alone.as_mut().and_then(|alone| alone.place(other.token)) else {
                 match self.tags.requeue(other.token.0) {
                     Some(frame) => self.frames.push(frame),
@@ -313,16 +328,18 @@ impl Reader {
             return;
         }
         if redelivered && returned.is_none() && self.tracked && rest.is_zero() {
-            // A classic queue only says that it was taken before: the count is written on a copy first.
+            // A classic queue only says that it was taken before: the count is written on a copy first. It comes by the
+            // shortest delay queue, so that the original's acknowledgement has arrived before anybody can die of the copy:
+            // else both would live on.
             notes.takes += 1;
-            let to = To::Queue(self.queue.clone());
+            let to = To::Delay(SETTLED_BY);
             self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
             return;
         }
         let mut incoming = Incoming::new(Token(tag, MAIN), Position::default(), message);
         incoming.attempt = notes.attempt.max(1);
         incoming.takes = notes.takes.saturating_add(returned.unwrap_or(0)).saturating_add(1);
-        if incoming.takes > 1
+        if (incoming.takes > 1 || notes != Notes::default())
             && let Some(alone) = &mut self.alone
         {
             alone.note(incoming.token, notes);
@@ -346,7 +363,17 @@ impl Reader {
             }
         }
         for delivery in std::mem::take(&mut self.stash) {
-            self.frames.extend(self.tags.requeue(delivery.delivery_tag));
+            let tag = delivery.delivery_tag;
+            if self.classic && self.alone.is_some() && !delivery.redelivered {
+                // As a release: given back by the broker it would look like the victim of a crash.
+                let (exchange, key) = (delivery.exchange, delivery.routing_key);
+                let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
+                let to = To::Queue(self.queue.clone());
+                let (message, notes) = (arrived.message, arrived.notes);
+                self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
+                continue;
+            }
+            self.frames.extend(self.tags.requeue(tag));
         }
     }
 

@@ -5,9 +5,7 @@ use crate::reader::{fetch, handed, incoming};
 use crate::script::{Script, lost};
 use crate::tx;
 use mq_api::{Capabilities, Durability, Result};
-use mq_core::{
-    Carry, Driver, End, Mechanics, MoveBy, Plan, ReleaseBy, RetryBy, Run, Session, Settlement, TxSession,
-};
+use mq_core::{Carry, Driver, End, Mechanics, MoveBy, Plan, ReleaseBy, RetryBy, Run, Session, Settlement, TxSession};
 use std::sync::Arc;
 
 pub struct Pusher {
