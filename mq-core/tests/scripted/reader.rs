@@ -131,6 +131,8 @@ impl Driver for Reader {
                     };
                     let got = tokio::select! { biased;
                         () = session.stop.cancelled() => return,
+                        // A close cuts a waiting read short, so that it does not take what is just given back.
+                        () = session.draining.cancelled() => continue,
                         got = fetch(&toy, me, credit.count, credit.bytes, false) => got,
                     };
                     // The read is on its way; it is awaited to its end.
