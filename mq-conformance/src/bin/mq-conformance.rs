@@ -56,6 +56,7 @@ fn command(words: Vec<String>) -> Result<bool, String> {
         filter: args.filter.clone(),
         partitions: args.partitions,
         parallel: args.parallel.unwrap_or(2),
+        wall: None,
         verbose: args.verbose,
     };
     let profile = match &args.profile {

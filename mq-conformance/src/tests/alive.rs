@@ -277,6 +277,7 @@ async fn p6_4_close_gives_back_the_rest_at_once(t: Test) -> Check {
     got.ack_ok().await?;
     let report = first.close().await;
     ensure!(report.is_clean(), "{report:?}");
+    first.has_ended().await?;
     let watch = Stopwatch::start();
     let mut second = t.member(&d, "b").await?;
     for _ in 1..labels.len() {

@@ -12,7 +12,7 @@ cases! {
     "5.1" p5_1_the_envelope_tells_what_happened needs [Groups Settlement DeadLetters] bugs [EnvelopeLacks];
     "5.1" p5_1_a_dead_letter_is_the_same_message needs [Groups Settlement DeadLetters] bugs [HeadersReversed IdReplaced];
     "5.1" p5_1_each_group_has_its_own needs [Groups Settlement DeadLetters] bugs [GroupsMixed];
-    "5.1" p5_1_dead_letters_have_no_dead_letters needs [Groups Settlement DeadLetters Delay] bugs [DropIsAck] one;
+    "5.1" p5_1_dead_letters_have_no_dead_letters needs [Groups Settlement DeadLetters Delay] bugs [NackIsAck] one;
     "5.1" p5_1_the_error_chain_is_cut_to_a_bound needs [Groups Settlement DeadLetters] bugs [EnvelopeLacks] one;
     "5.1" p5_1_a_missing_target_is_found_at_subscribe needs [Groups Settlement DeadLetters] bugs [ProvisioningIgnored] one;
     "5.1" p5_1_off_may_mean_for_ever needs [Groups Settlement Retry] bugs [PolicyIgnored];
