@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -116,6 +117,7 @@ fn run_one(factory: &Arc<dyn Factory>, job: &Job, wall: Option<Duration>) -> Ent
     let (outcome, counts) = in_own_runtime(factory, &job.name, job.partitions, (case.clock, wall), move |t| {
         Box::pin(async move {
             let found = t.capabilities().await?;
+            t.shared().grouped.store(found.has(Feature::Groups), Ordering::Relaxed);
             let missing: Vec<Feature> = case.needs.iter().copied().filter(|f| !found.has(*f)).collect();
             if missing.is_empty() {
                 return (case.run)(t).await;

@@ -27,11 +27,11 @@ cases! {
     "3.3" p3_3_start_applies_at_creation_only needs [Groups Settlement] bugs [AckLost];
     "3.3" p3_3_a_send_right_after_subscribe_is_seen needs [Groups Settlement] bugs [FirstMissed];
     "3.3" p3_3_a_producer_provisions_its_groups needs [Groups Settlement] bugs [GroupsNotMade];
-    "3.4" p3_4_a_cancelled_recv_loses_nothing needs [Groups Settlement] bugs [CancelLoses];
+    "3.4" p3_4_a_cancelled_recv_loses_nothing needs [] bugs [CancelLoses];
     "3.4" p3_4_a_dropped_consumer_leaves_nothing_stuck needs [Groups Settlement] bugs [DropIsAck];
-    "3.5" p3_5_a_foreign_message_is_delivered_raw needs [Groups Settlement] bugs [ForeignLost] one;
+    "3.5" p3_5_a_foreign_message_is_delivered_raw needs [] bugs [ForeignLost] one;
     "3.5" p3_5_an_undecodable_message_is_dead_lettered_and_blocks_nothing needs [Groups Settlement DeadLetters] bugs [DeadLetterIsAck];
-    "3.5" p3_5_a_typed_tombstone_is_none needs [Groups Settlement] bugs [TombstoneIsEmpty] one;
+    "3.5" p3_5_a_typed_tombstone_is_none needs [] bugs [TombstoneIsEmpty] one;
     "3.6" p3_6_a_broadcast_receiver_that_falls_behind_is_told needs [Broadcast] bugs [LagHidden] one;
     "3.6" p3_6_a_broadcast_receiver_that_was_away_is_told needs [Broadcast] bugs [GapHidden] one;
 }
