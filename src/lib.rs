@@ -24,12 +24,14 @@
 //! | send | [`Producer`], [`Message`] |
 //! | run handlers | [`worker`] |
 //! | receive in a loop of your own | [`Consumer`], [`Delivery`] |
-//! | test a handler without a server | [`testing`](crate::testing) |
+//! | test a handler without a server | `testing` |
 //! | know what a broker can do | [`Capabilities`] |
 
 mod config;
 mod connect;
 pub mod prelude;
+#[cfg(feature = "memory")]
+pub mod testing;
 pub mod worker;
 
 pub use config::Config;
@@ -46,7 +48,26 @@ pub use mq_api::{
 };
 pub use worker::{Outcome, Worker};
 
+/// The in-memory broker from the operator's side: faults, members, what happened.
+#[cfg(feature = "memory")]
+pub use mq_memory as memory;
+
 /// Codecs of typed producers and consumers.
 pub mod codec {
     pub use mq_api::{Decode, Encode, Json, Raw};
+}
+
+/// The README and the guides are compiled as they stand.
+#[cfg(all(doctest, feature = "memory"))]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/guide/worker.md")]
+    struct WorkerGuide;
+    #[doc = include_str!("../docs/guide/settling.md")]
+    struct SettlingGuide;
+    #[doc = include_str!("../docs/guide/testing.md")]
+    struct TestingGuide;
+    #[doc = include_str!("../docs/guide/configuration.md")]
+    struct ConfigurationGuide;
 }

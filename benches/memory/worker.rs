@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use tower_layer::Layer;
 use tower_service::Service;
 
-const WARM: usize = 64 * 32;
+use crate::plain::WARM;
 
 /// Messages handled; the only work of these handlers that stays in the books of a bench is one addition.
 #[derive(Clone, Default)]

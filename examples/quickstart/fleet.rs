@@ -130,7 +130,7 @@ impl Fleet {
         match body {
             Body::Task { task, .. } => {
                 // As a kill would: nothing is settled or given back, and its leases run out.
-                crate::crash::crash(&self.options.url, name).await?;
+                crate::crash::crash(&self.options.url, name)?;
                 task.abort();
             }
             Body::Process(mut child) => drop(child.wait().await),

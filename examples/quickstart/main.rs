@@ -96,7 +96,7 @@ async fn run(options: Arc<Options>, lease: Duration) -> Result<bool, String> {
 
     let mut ledger = Ledger::new(options.sabotage != Some(Sabotage::Double));
     let limit = Duration::from_secs(if options.in_memory() { 55 } else { 170 });
-    let (mut midway, mut changed) = (false, Instant::now());
+    let (mut midway, mut changed, mut most_done) = (false, Instant::now(), None);
     let mut progress = tokio::time::interval(Duration::from_millis(500));
     loop {
         tokio::select! {
@@ -105,6 +105,9 @@ async fn run(options: Arc<Options>, lease: Duration) -> Result<bool, String> {
                 News::Entry(entry) => {
                     ledger.enter(entry);
                     changed = Instant::now();
+                    if most_done.is_none() && ledger.settled("billing").min(ledger.settled("analytics")) >= total * 95 / 100 {
+                        most_done = Some(started.elapsed());
+                    }
                     if !midway && ledger.settled("billing") > total / 2 {
                         midway = true;
                         fleet.kill(options.kill).await?;
@@ -145,10 +148,14 @@ async fn run(options: Arc<Options>, lease: Duration) -> Result<bool, String> {
         }
     }
     if !options.in_memory() {
-        let _ = broker.admin().delete_topic(&Topic::new(topic.as_str())).await;
+        let mut made = vec![Topic::new(topic.as_str())];
+        made.extend(GROUPS.map(|group| Topic::dead_letters(topic.as_str(), group)));
+        for topic in made {
+            let _ = broker.admin().delete_topic(&topic).await;
+        }
     }
     broker.close(Duration::from_secs(5)).await;
-    Ok(report(&ledger, &expected, fleet.deaths, took))
+    Ok(report(&ledger, &expected, fleet.deaths, took, most_done.unwrap_or(took)))
 }
 
 fn message(text: &str, line: u32) -> Message {
@@ -181,17 +188,18 @@ async fn read_dead_letters(
     Ok(())
 }
 
-fn report(ledger: &Ledger, expected: &Value, deaths: usize, took: Duration) -> bool {
+fn report(ledger: &Ledger, expected: &Value, deaths: usize, took: Duration, most_done: Duration) -> bool {
     let totals = ledger.totals();
     let differences = differences("", expected, &totals);
-    let rate = ledger.sent as f64 * GROUPS.len() as f64 / took.as_secs_f64();
+    // The last few wait for leases to run out, which says nothing about speed.
+    let rate = 0.95 * ledger.sent as f64 * GROUPS.len() as f64 / most_done.as_secs_f64();
     println!("sent           {}", ledger.sent);
     println!("handled        billing {}, analytics {}", totals["billing"]["handled"], totals["analytics"]["handled"]);
     println!("failed tries   {}", ledger.failed());
     println!("dead-lettered  {:?}", ledger.dead_by_reason("billing"));
     println!("duplicates     {}", ledger.duplicates());
     println!("deaths         {deaths}");
-    println!("rate           {rate:.0} messages/s in {:.1} s", took.as_secs_f64());
+    println!("rate           {rate:.0} messages/s for the first 95 %; {:.1} s in all", took.as_secs_f64());
     for difference in &differences {
         println!("DIFFERS        {difference}");
     }
@@ -201,6 +209,7 @@ fn report(ledger: &Ledger, expected: &Value, deaths: usize, took: Duration) -> b
         "failed_tries": ledger.failed(),
         "duplicates": ledger.duplicates(),
         "deaths": deaths,
+        "rate": rate.round(),
         "seconds": took.as_secs_f64(),
         "differences": differences,
     });

@@ -1,6 +1,6 @@
 //! What a backend gives to the suite: connections, and power over what goes wrong.
 
-use mq_api::{Broker, Feature, Message, Result, Topic, async_trait};
+use mq_api::{Broker, Feature, Result, Topic, async_trait};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,14 +77,12 @@ impl Leftovers {
 /// How often each hook for metrics and spans fired (promise 8.3).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fired {
-    /// Sends begun.
+    /// Sends that were confirmed.
     pub sent: u64,
-    /// Sends with an outcome.
-    pub confirmed: u64,
     /// Deliveries handed over.
     pub delivered: u64,
-    /// Settlements.
-    pub settled: u64,
+    /// Deliveries acknowledged.
+    pub acked: u64,
 }
 
 /// The broker as one test sees it. Faults act on one connection, because that is where they happen.
@@ -106,6 +104,11 @@ pub trait Environment: Send + Sync {
     /// # Errors
     /// Those of the backend; an unknown parameter is one.
     async fn connect_with(&self, parameters: &[(&str, &str)]) -> Result<Connection>;
+
+    /// A parameter of the URL or configuration and a value of the wrong type for it.
+    fn wrong_value(&self) -> (&'static str, &'static str) {
+        ("connect_timeout", "soon")
+    }
 
     /// A connection to a broker of this kind that lacks a feature, where such a broker can be made.
     async fn connect_lacking(&self, _feature: Feature) -> Hook<Connection> {
@@ -150,11 +153,6 @@ pub trait Environment: Send + Sync {
     /// Puts a message as a program would that does not know this library: payload only, none of the library's fields.
     async fn put_foreign(&self, _topic: &Topic, _payload: &[u8]) -> Hook {
         Err(Lacking("writing as another program"))
-    }
-
-    /// What the broker holds of a topic for anybody, where that can be seen from outside. Payloads, in any order.
-    async fn stored(&self, _topic: &Topic) -> Hook<Vec<Message>> {
-        Err(Lacking("looking into the broker"))
     }
 
     /// What is left after everything was closed.

@@ -9,9 +9,12 @@
 mod case;
 mod check;
 mod environment;
+mod expected;
 mod history;
 mod ledger;
 mod member;
+#[cfg(feature = "memory")]
+pub mod memory;
 pub mod planted;
 mod refusal;
 mod report;
@@ -23,6 +26,7 @@ mod tests;
 pub use case::{Case, Spread};
 pub use check::{Check, Doing, TestFailure};
 pub use environment::{Clock, Connection, Environment, Factory, Fired, Hook, Lacking, Leftovers, Pace};
+pub use expected::expected_refusals;
 pub use history::History;
 pub use ledger::{Ledger, Seen};
 pub use member::{Crew, Got, Member, Stopwatch};

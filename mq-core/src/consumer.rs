@@ -28,6 +28,7 @@ struct Rx<D> {
     lanes: Lanes,
     member: Arc<str>,
     stop: Stop,
+    draining: Stop,
     current: Mutex<Option<(Arc<SettleQueue>, Stop)>>,
 }
 
@@ -43,6 +44,7 @@ impl<D: Driver> Supervised for Rx<D> {
             settles,
             events: self.shared.events.clone(),
             stop,
+            draining: self.draining.clone(),
             env: self.shared.env.clone(),
             generation,
             lanes: self.lanes.clone(),
@@ -107,6 +109,7 @@ struct Core {
     shared: Arc<Shared>,
     lanes: Lanes,
     stop: Stop,
+    draining: Stop,
     relay: Option<Arc<Sender>>,
     session: Arc<dyn CurrentSession>,
     tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
@@ -161,12 +164,14 @@ impl EngineConsumer {
         let shared = Shared::new(sub, member.clone(), mechanics, level, env.clone(), hooks);
         let lanes = Lanes::default();
         let stop = Stop::new();
+        let draining = Stop::new();
         let rx = Arc::new(Rx {
             driver,
             shared: shared.clone(),
             lanes: lanes.clone(),
             member,
             stop: stop.clone(),
+            draining: draining.clone(),
             current: Mutex::default(),
         });
         let keeper_stop = Stop::new();
@@ -179,6 +184,7 @@ impl EngineConsumer {
             shared,
             lanes,
             stop,
+            draining,
             relay,
             session: current,
             tasks: Mutex::new(Some((supervisor, keeper))),
@@ -272,6 +278,7 @@ impl Control for Core {
         if begun {
             let tasks = self.tasks.lock().take();
             self.shared.flow.shut(Gate::Stopping);
+            self.draining.cancel();
             self.shared.inbox.nudge();
             // What is no longer owned cannot be settled: nobody waits for it.
             self.lanes.drop_strays(None);

@@ -131,6 +131,8 @@ pub struct Session {
     pub events: EventLog,
     /// Fires when the session should end.
     pub stop: Stop,
+    /// Fires when a close begins: stop fetching now, and let the broker hand to others. Settlements still come until `stop`.
+    pub draining: Stop,
     /// Clock, randomness, tasks.
     pub env: Env,
     /// 1 for the first session, rising.

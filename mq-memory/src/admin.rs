@@ -177,7 +177,7 @@ impl Admin for MemoryAdmin {
             let part = part.lock();
             let Some(slot) = part.groups.get(group.number) else { continue };
             for (position, entry) in slot.entries.iter().filter(|(_, e)| e.state & (HELD | DELAYED) != 0) {
-                let owner = if entry.is(HELD) { names.get(&entry.owner).cloned() } else { None };
+                let owner = if entry.is(HELD) { names.get(&entry.member()).cloned() } else { None };
                 let idle = Duration::from_millis(u64::from(now.saturating_sub(entry.at)));
                 let position = Position::offset(position);
                 all.push(PendingDelivery::new(Some(number as u32), position, owner, idle, entry.attempt()));

@@ -3,6 +3,7 @@
 use crate::admin::MemoryAdmin;
 use crate::broadcast::{BroadcastConsumer, Queue, Untracked};
 use crate::core::Core;
+use crate::driver::{CONNECT, MemoryDriver};
 use crate::fetch::MemoryConsumer;
 use crate::member::Member;
 use crate::producer::MemoryProducer;
@@ -12,6 +13,7 @@ use mq_api::{
     HealthSetter, HealthState, HealthWatch, Mode, Ordering as KeyOrder, Producer, ProducerSpec, Result, Source, Start,
     Subscription,
 };
+use mq_core::{EngineConsumer, EngineProducer};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -23,22 +25,47 @@ pub(crate) struct Client {
     closed: AtomicBool,
     members: Mutex<Vec<Weak<Member>>>,
     producers: Mutex<Vec<Weak<MemoryProducer>>>,
+    /// With a fault plan: what goes through the engine.
+    driver: Option<Arc<MemoryDriver>>,
+    controls: Mutex<Vec<ConsumerControl>>,
+    senders: Mutex<Vec<Weak<EngineProducer>>>,
 }
 
 impl Client {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
         core.clients.fetch_add(1, Ordering::AcqRel);
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
+        let driver = core.faults.map(|plan| Arc::new(MemoryDriver { core: core.clone(), plan }));
         Arc::new(Self {
             core,
             health,
             closed: AtomicBool::new(false),
             members: Mutex::default(),
             producers: Mutex::default(),
+            driver,
+            controls: Mutex::default(),
+            senders: Mutex::default(),
         })
     }
 
-    fn open(&self) -> Result<()> {
+    /// Members that run.
+    pub(crate) fn live_members(&self) -> Vec<Arc<Member>> {
+        self.members.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The program died: its producers write nothing any more.
+    pub(crate) fn shut_producers(&self) {
+        self.producers.lock().iter().filter_map(Weak::upgrade).for_each(|p| p.shut());
+    }
+
+    /// The program died: nobody closes this connection.
+    pub(crate) fn forsake(&self) {
+        if !self.closed.swap(true, Ordering::AcqRel) && self.core.clients.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.core.timer.stop();
+        }
+    }
+
+    pub(crate) fn open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             true => Err(Error::closed("the broker")),
             false => Ok(()),
@@ -56,55 +83,10 @@ impl Client {
     }
 
     fn group_consumer(&self, sub: Subscription, group: &mq_api::Group) -> Result<Box<dyn Consumer>> {
-        let core = &self.core;
-        let topic = core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
-        if let Start::Replay(_) = sub.start
-            && topic.keep.history == 0
-        {
-            return Err(Error::unsupported(
-                &core.capabilities.backend,
-                Feature::Replay,
-                "this topic trims what all groups handled; make it in log mode (Retention::Log)",
-            ));
-        }
-        if topic.find_group(group).is_none() && sub.provisioning == mq_api::Provisioning::Verify {
-            let text = format!("group '{group}' of topic '{}' does not exist and provisioning is Verify", sub.topic);
-            return Err(Error::new(ErrorKind::Topology, text));
-        }
-        let per_key = sub.ordering == KeyOrder::PerKey;
-        let found = topic.find_group(group);
-        if let Some(found) = &found
-            && found.per_key() != per_key
-            && found.member_count() > 0
-        {
-            let text = format!(
-                "members of group '{group}' of topic '{}' must ask for the same order; those that run have {}",
-                sub.topic,
-                if found.per_key() { "PerKey" } else { "None" }
-            );
-            return Err(Error::new(ErrorKind::Topology, text));
-        }
-        let handle = topic.group_with_order(group, sub.start, per_key);
-        // The target of dead letters is checked now, not at the first poison message.
-        let dead = match sub.dead_letter_topic() {
-            Some(name) if sub.guarantee == mq_api::Guarantee::AtLeastOnce => {
-                let provisioning = match sub.provisioning {
-                    mq_api::Provisioning::None => mq_api::Provisioning::Create,
-                    other => other,
-                };
-                Some(core.topic(&name, None, None, provisioning)?)
-            }
-            _ => None,
-        };
-        let id = core.next_member();
-        let member = Member::new(id, sub, core.clone(), topic, Some(handle.clone()), dead);
-        core.members.lock().insert(id, Arc::downgrade(&member));
+        let (member, consumer) = seat(&self.core, sub, group)?;
         self.members.lock().push(Arc::downgrade(&member));
-        core.look_at_clock();
-        core.watch_processing(&member);
-        handle.join(&member);
-        handle.assign_free();
-        Ok(Box::new(MemoryConsumer::new(member, handle)))
+        self.core.watch_processing(&member);
+        Ok(Box::new(consumer))
     }
 
     fn broadcast_consumer(&self, sub: Subscription) -> Result<Box<dyn Consumer>> {
@@ -127,6 +109,60 @@ impl Client {
     }
 }
 
+/// Makes or verifies topic, group and dead-letter topic, and gives a member its seat.
+pub(crate) fn seat(
+    core: &Arc<Core>,
+    sub: Subscription,
+    group: &mq_api::Group,
+) -> Result<(Arc<Member>, MemoryConsumer)> {
+    let topic = core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
+    if let Start::Replay(_) = sub.start
+        && topic.keep.history == 0
+    {
+        return Err(Error::unsupported(
+            &core.capabilities.backend,
+            Feature::Replay,
+            "this topic trims what all groups handled; make it in log mode (Retention::Log)",
+        ));
+    }
+    if topic.find_group(group).is_none() && sub.provisioning == mq_api::Provisioning::Verify {
+        let text = format!("group '{group}' of topic '{}' does not exist and provisioning is Verify", sub.topic);
+        return Err(Error::new(ErrorKind::Topology, text));
+    }
+    let per_key = sub.ordering == KeyOrder::PerKey;
+    let found = topic.find_group(group);
+    if let Some(found) = &found
+        && found.per_key() != per_key
+        && found.member_count() > 0
+    {
+        let text = format!(
+            "members of group '{group}' of topic '{}' must ask for the same order; those that run have {}",
+            sub.topic,
+            if found.per_key() { "PerKey" } else { "None" }
+        );
+        return Err(Error::new(ErrorKind::Topology, text));
+    }
+    let handle = topic.group_with_order(group, sub.start, per_key);
+    // The target of dead letters is checked now, not at the first poison message.
+    let dead = match sub.dead_letter_topic() {
+        Some(name) if sub.guarantee == mq_api::Guarantee::AtLeastOnce => {
+            let provisioning = match sub.provisioning {
+                mq_api::Provisioning::None => mq_api::Provisioning::Create,
+                other => other,
+            };
+            Some(core.topic(&name, None, None, provisioning)?)
+        }
+        _ => None,
+    };
+    let id = core.next_member();
+    let member = Member::new(id, sub, core.clone(), topic, Some(handle.clone()), dead);
+    core.members.lock().insert(id, Arc::downgrade(&member));
+    core.look_at_clock();
+    handle.join(&member);
+    handle.assign_free();
+    Ok((member.clone(), MemoryConsumer::new(member, handle)))
+}
+
 #[async_trait]
 impl Broker for Client {
     fn capabilities(&self) -> Arc<Capabilities> {
@@ -146,6 +182,15 @@ impl Broker for Client {
             }
             topic.group(group, Start::Oldest, false);
         }
+        if let Some(driver) = &self.driver {
+            let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
+            let producer = EngineProducer::start(driver.clone(), spec, env, hooks, CONNECT).await?;
+            let mut senders = self.senders.lock();
+            senders.retain(|s| s.strong_count() > 0);
+            senders.push(Arc::downgrade(&producer));
+            drop(senders);
+            return Ok(producer);
+        }
         let producer = MemoryProducer::new(self.core.clone(), topic, spec);
         let mut producers = self.producers.lock();
         producers.retain(|p| p.strong_count() > 0);
@@ -158,6 +203,15 @@ impl Broker for Client {
         self.core.capabilities.check(&subscription)?;
         self.no_native(&subscription.native)?;
         self.members.lock().retain(|m| m.strong_count() > 0);
+        if let (Some(driver), Mode::Group(_)) = (&self.driver, &subscription.mode) {
+            let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
+            let consumer = EngineConsumer::start(driver.clone(), subscription, env, hooks, CONNECT).await?;
+            let mut controls = self.controls.lock();
+            controls.retain(|c| c.health().current().state != HealthState::Closed);
+            controls.push(consumer.control());
+            drop(controls);
+            return Ok(Box::new(consumer));
+        }
         match subscription.mode.clone() {
             Mode::Group(group) => self.group_consumer(subscription, &group),
             Mode::Broadcast => self.broadcast_consumer(subscription),
@@ -178,9 +232,14 @@ impl Broker for Client {
         let producers: Vec<_> = self.producers.lock().iter().filter_map(Weak::upgrade).collect();
         let mut report = CloseReport::default();
         // All start draining at once: the deadline is for all of them together.
-        let closing: Vec<_> = members.iter().map(|m| m.close(deadline)).collect();
-        for one in closing {
+        let controls: Vec<_> = self.controls.lock().drain(..).collect();
+        let closing = members.iter().map(|m| m.close(deadline)).chain(controls.iter().map(|c| c.close(deadline)));
+        for one in closing.collect::<Vec<_>>() {
             report += one.await;
+        }
+        let senders: Vec<_> = self.senders.lock().drain(..).collect();
+        for sender in senders.iter().filter_map(Weak::upgrade) {
+            report += sender.close(deadline).await;
         }
         producers.iter().for_each(|p| p.shut());
         self.health.set(HealthState::Closed, "", self.core.env.wall());

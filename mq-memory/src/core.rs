@@ -1,5 +1,6 @@
 //! The broker itself: topics, members, clock. Handles share it; it lives while one of them does.
 
+use crate::faults::FaultPlan;
 use crate::group::Group;
 use crate::lane::Letter;
 use crate::member::Member;
@@ -9,7 +10,7 @@ use crate::profile::Profile;
 use crate::timer::Timer;
 use crate::topic::Topic;
 use crate::trace::{Place, Trace, What};
-use mq_api::{Capabilities, Error, ErrorKind, Provisioning, Result, Retention, Topic as Name};
+use mq_api::{Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Topic as Name};
 use mq_core::{Env, Hooks};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -38,12 +39,16 @@ pub(crate) struct Core {
     pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) timer: Timer,
     pub(crate) trace: Option<Arc<Trace>>,
+    /// Somebody wants to hear of every message, so that none takes the short way.
+    pub(crate) watched: bool,
     pub(crate) topics: Mutex<BTreeMap<Arc<str>, Arc<Topic>>>,
     pub(crate) members: Mutex<HashMap<u32, Weak<Member>>>,
     pub(crate) dying: Mutex<Vec<Arc<Member>>>,
     /// Milliseconds since the start, as of the last look: what a hand-over is stamped with.
     pub(crate) coarse: AtomicU32,
     pub(crate) clients: AtomicUsize,
+    /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
+    pub(crate) faults: Option<FaultPlan>,
     next_member: AtomicU32,
     start: tokio::time::Instant,
 }
@@ -51,18 +56,24 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         name: String,
-        profile: Profile,
+        (profile, without): (Profile, &[Feature]),
         limits: Limits,
         env: Env,
-        hooks: Arc<dyn Hooks>,
+        (hooks, listens): (Arc<dyn Hooks>, bool),
         trace: Option<Arc<Trace>>,
+        faults: Option<FaultPlan>,
     ) -> Arc<Self> {
+        let mut capabilities = profile.capabilities();
+        for feature in without {
+            capabilities = capabilities.with(*feature, Support::Unsupported("its configuration takes it away"));
+        }
         let core = Arc::new(Self {
             name,
             profile,
-            capabilities: Arc::new(profile.capabilities()),
+            capabilities: Arc::new(capabilities),
             limits,
             hooks,
+            watched: listens || trace.is_some(),
             timer: Timer::default(),
             trace,
             topics: Mutex::default(),
@@ -70,6 +81,7 @@ impl Core {
             dying: Mutex::default(),
             coarse: AtomicU32::new(0),
             clients: AtomicUsize::new(0),
+            faults,
             next_member: AtomicU32::new(1),
             start: env.now(),
             env,
@@ -159,7 +171,7 @@ impl Core {
         let mut guard = shared.lock();
         let part: &mut Part = &mut guard;
         let Some(slot) = part.groups.get_mut(group.number) else { return };
-        let Some(entry) = slot.held_by(member.id, position).copied() else { return };
+        let Some(entry) = slot.held_by_member(member.id, position).copied() else { return };
         let attempt = entry.attempt();
         let history = slot.history.entry(position).or_default();
         history.takes = history.takes.max(attempt);
@@ -229,7 +241,7 @@ impl Core {
                 Some(g) => g
                     .entries
                     .iter()
-                    .filter(|(_, e)| e.owner == member.id && e.state & HELD != 0 && e.at < limit)
+                    .filter(|(_, e)| e.member() == member.id && e.state & HELD != 0 && e.at < limit)
                     .map(|(p, _)| p)
                     .collect(),
                 None => Vec::new(),

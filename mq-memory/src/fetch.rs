@@ -7,7 +7,7 @@ use crate::partition::Part;
 use crate::pending::{BLOCKED, HELD, Pending};
 use mq_api::{
     Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Guarantee, Position, Provisioning, Reason,
-    Result, Source, Start, Ticket,
+    Result, Source, Start, Stored, Ticket,
 };
 use mq_core::{Gate, Settlement, key_hash};
 use std::sync::Arc;
@@ -65,6 +65,7 @@ impl MemoryConsumer {
                     group: self.group.clone(),
                     part: part.clone(),
                     number,
+                    owner: self.member.id,
                     source: source.at(Some(number as u32), epoch),
                 })
             }));
@@ -86,6 +87,7 @@ impl MemoryConsumer {
                 "group '{}' of topic '{}' was deleted and provisioning is not Create",
                 self.group.name, topic.name
             );
+            self.member.trouble(Some(text.clone()));
             return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
         }
         let resume = self.group.resume();
@@ -118,7 +120,7 @@ impl MemoryConsumer {
     #[inline(always)]
     fn try_one(&mut self) -> Option<Delivery> {
         let member = &*self.member;
-        if !member.flow.is_open() || member.core.trace.is_some() || member.sub.guarantee == Guarantee::AtMostOnce {
+        if !member.flow.is_open() || member.core.watched || member.sub.guarantee == Guarantee::AtMostOnce {
             return None;
         }
         for lane in &self.lanes {
@@ -159,9 +161,8 @@ impl MemoryConsumer {
             if group.deleted || group.owner.is_some() && (group.owner != Some(member.id) || group.draining) {
                 return 0;
             }
-            let plain = is_plain(group, member.id)
-                && member.core.trace.is_none()
-                && member.sub.guarantee == Guarantee::AtLeastOnce;
+            let plain =
+                is_plain(group, member.id) && !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
             if plain {
                 n = take_run(lane, part, max, out);
             }
@@ -169,6 +170,13 @@ impl MemoryConsumer {
         if n == 0 {
             n = self.take_slow(lane, &mut guard, max, out);
         }
+        self.wait_if_none(lane, &mut guard, n, cx);
+        n
+    }
+
+    /// Nothing there: whoever changes that wakes this member.
+    fn wait_if_none(&self, lane: &MemoryLane, guard: &mut Part, n: usize, cx: &mut Context<'_>) {
+        let member = &*self.member;
         if n == 0 {
             guard.waiting = true;
             if let Some(group) = guard.groups.get_mut(lane.group.number) {
@@ -180,12 +188,46 @@ impl MemoryConsumer {
                 }
             }
         }
-        n
+    }
+
+    /// For the engine's driver: takes without making deliveries.
+    pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, max: usize, out: &mut Vec<Taken>) -> Poll<Result<()>> {
+        self.member.wait(cx);
+        if self.version != self.group.version()
+            && let Err(error) = self.refresh()
+        {
+            return Poll::Ready(Err(error));
+        }
+        if self.member.flow.poll_credit(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let max = max.max(1).min(self.member.flow.credit().count.max(1));
+        let lanes = self.lanes.len();
+        for turn in 0..lanes {
+            let at = (self.at + turn) % lanes;
+            let lane = &self.lanes[at];
+            let mut guard = lane.part.lock();
+            let Some(group) = guard.groups.get(lane.group.number) else { continue };
+            if group.deleted || group.owner.is_some() && (group.owner != Some(self.member.id) || group.draining) {
+                continue;
+            }
+            let n = self.take_slow(lane, &mut guard, max, out);
+            self.wait_if_none(lane, &mut guard, n, cx);
+            if n > 0 {
+                drop(guard);
+                self.at = (at + 1) % lanes;
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if self.version != self.group.version() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 
     /// Retries, suspects, order per key, redriven messages, at most once, a trace: one at a time.
     #[cold]
-    fn take_slow(&self, lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut Deliveries) -> usize {
+    fn take_slow(&self, lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut impl Receives) -> usize {
         let member = &*self.member;
         let mut n = 0;
         while n < max {
@@ -209,13 +251,24 @@ impl MemoryConsumer {
             };
             let size = stored.size as usize;
             if !member.flow.fits(size) {
+                // Taken off the log, maybe: it waits for room among those that are due.
+                if suspect.is_none() {
+                    group.again.insert(position);
+                }
                 break;
             }
+            let came_again = suspect.is_some() || group.again.contains(&position);
             group.again.remove(&position);
             group.suspects.remove(&position);
             let Some(entry) = group.entries.get_mut(position) else { continue };
             let attempt = entry.attempt().max(1);
-            *entry = Pending::held(member.id, attempt, stored.size, member.core.coarse.load(Ordering::Relaxed));
+            let mut owner = member.id;
+            if came_again {
+                let history = group.history.entry(position).or_default();
+                history.again += 1;
+                owner |= history.again << 20;
+            }
+            *entry = Pending::held(owner, attempt, stored.size, member.core.coarse.load(Ordering::Relaxed));
             if let Some(key) = stored.message.key.as_deref().map(key_hash)
                 && group.parked_keys.contains(&key)
             {
@@ -234,12 +287,14 @@ impl MemoryConsumer {
             n += 1;
             if member.sub.guarantee == Guarantee::AtMostOnce {
                 crate::lane::finish(&lane.topic, &lane.group, part, position);
-                let lane = Arc::new(crate::broadcast::Untracked(lane.source.clone()));
-                out.push(Delivery::new(stored, Position::offset(position), attempt, Ticket::new(lane, position)));
+                out.untracked(lane, position, stored, attempt);
                 continue;
             }
             member.flow.take(1, size);
-            out.run(lane, position).push(stored, Position::offset(position), attempt);
+            match owner == lane.owner {
+                true => out.held(lane, position, stored, attempt),
+                false => out.held(&Arc::new(lane.of(owner)), position, stored, attempt),
+            }
             if suspect.is_some() {
                 break;
             }
@@ -324,6 +379,42 @@ impl MemoryConsumer {
             cx.waker().wake_by_ref();
         }
         if self.member.flow.is_shut(Gate::Stopping) { Poll::Ready(Ok(0)) } else { Poll::Pending }
+    }
+}
+
+/// What takes messages out of a partition.
+pub(crate) trait Receives {
+    /// One that is to be settled.
+    fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32);
+    /// One that was settled before the hand-over.
+    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32);
+}
+
+impl Receives for Deliveries {
+    fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        self.run(lane, position).push(stored, Position::offset(position), attempt);
+    }
+    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        let lane = Arc::new(crate::broadcast::Untracked(lane.source.clone()));
+        self.push(Delivery::new(stored, Position::offset(position), attempt, Ticket::new(lane, position)));
+    }
+}
+
+/// One taken for the engine.
+pub(crate) struct Taken {
+    pub(crate) part: usize,
+    pub(crate) epoch: u64,
+    pub(crate) position: u64,
+    pub(crate) stored: Arc<Stored>,
+    pub(crate) attempt: u32,
+}
+
+impl Receives for Vec<Taken> {
+    fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        self.push(Taken { part: lane.number, epoch: lane.source.epoch, position, stored, attempt });
+    }
+    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
+        self.held(lane, position, stored, attempt);
     }
 }
 

@@ -19,10 +19,25 @@ pub(crate) struct MemoryLane {
     pub(crate) group: Arc<Group>,
     pub(crate) part: SharedPart,
     pub(crate) number: usize,
+    /// As whom it settles: the member, and for a message that came again the number of the hand-over.
+    pub(crate) owner: u32,
     pub(crate) source: Source,
 }
 
 impl MemoryLane {
+    /// The same hold, by another hand-over.
+    pub(crate) fn of(&self, owner: u32) -> Self {
+        Self {
+            member: self.member.clone(),
+            topic: self.topic.clone(),
+            group: self.group.clone(),
+            part: self.part.clone(),
+            number: self.number,
+            owner,
+            source: self.source.clone(),
+        }
+    }
+
     fn level(&self) -> Settled {
         Settled::Confirmed(self.member.core.capabilities.settle_level)
     }
@@ -43,6 +58,7 @@ impl MemoryLane {
 
     #[cold]
     fn trace_acked(&self, part: &Part, position: u64) {
+        self.member.core.hooks.acked(&self.source, 1);
         if let Some(trace) = &self.member.core.trace {
             let id = part.stored(position).map(|s| s.message.id.clone()).unwrap_or_default();
             trace.push(What::Acked, self.member.place(&self.source, position), &id);
@@ -55,7 +71,7 @@ impl MemoryLane {
         part.groups
             .get(self.group.number)
             .is_some_and(|g| g.gate.is_none() && g.history.is_empty() && g.lost.is_empty() && !g.draining)
-            && self.member.core.trace.is_none()
+            && !self.member.core.watched
     }
 
     #[cold]
@@ -68,7 +84,7 @@ impl MemoryLane {
             for position in first..first + u64::from(n) {
                 let part = &mut *guard;
                 let Some(group) = part.groups.get_mut(self.group.number) else { break };
-                let Some(entry) = group.held_by(self.member.id, position) else { continue };
+                let Some(entry) = group.held_by(self.owner, position) else { continue };
                 bytes += entry.size as usize;
                 done += 1;
                 self.trace_acked(part, position);
@@ -101,7 +117,7 @@ impl Settle for MemoryLane {
             return self.ack_slow(position, 1);
         }
         let Some(group) = part.groups.get_mut(self.group.number) else { return self.stale(position) };
-        let Some(entry) = group.held_by(self.member.id, position) else {
+        let Some(entry) = group.held_by(self.owner, position) else {
             drop(guard);
             return self.stale(position);
         };
@@ -130,7 +146,7 @@ impl Settle for MemoryLane {
         }
         let Some(group) = part.groups.get_mut(self.group.number) else { return self.stale(first) };
         let (mut done, mut bytes) = (0usize, 0usize);
-        let owner = self.member.id;
+        let owner = self.owner;
         let (a, b) = group.entries.slices_mut(first, n as usize);
         for entry in a.iter_mut().chain(b) {
             if entry.owner == owner && entry.state & crate::pending::HELD != 0 {
@@ -159,7 +175,7 @@ impl Settle for MemoryLane {
         let mut guard = self.part.lock();
         let part = &mut *guard;
         let Some(group) = part.groups.get_mut(self.group.number) else { return self.stale(position) };
-        let Some(entry) = group.held_by(self.member.id, position).copied() else {
+        let Some(entry) = group.held_by(self.owner, position).copied() else {
             drop(guard);
             return self.stale(position);
         };
@@ -195,18 +211,18 @@ impl Settle for MemoryLane {
     fn poll_lost(&self, position: u64, cx: &mut Context<'_>) -> Poll<()> {
         let mut part = self.part.lock();
         let Some(group) = part.groups.get_mut(self.group.number) else { return Poll::Ready(()) };
-        if group.deleted || self.member.is_crashed() || group.held_by(self.member.id, position).is_none() {
+        if group.deleted || self.member.is_crashed() || group.held_by(self.owner, position).is_none() {
             return Poll::Ready(());
         }
         if !group.lost.iter().any(|(p, _, w)| *p == position && w.will_wake(cx.waker())) {
-            group.lost.push((position, self.member.id, cx.waker().clone()));
+            group.lost.push((position, self.owner, cx.waker().clone()));
         }
         Poll::Pending
     }
 
     fn is_owned(&self, position: u64) -> bool {
         let mut part = self.part.lock();
-        let owner = self.member.id;
+        let owner = self.owner;
         !self.member.is_crashed()
             && part
                 .groups
@@ -245,12 +261,45 @@ pub(crate) fn finish(topic: &Topic, group: &Group, part: &mut Part, position: u6
     draining && group.drained_maybe(part)
 }
 
+/// For the engine's driver: carries out a settlement that the engine decided; stale if the member does not hold it.
+pub(crate) fn carry(
+    member: &Arc<Member>,
+    topic: &Arc<Topic>,
+    group: &Arc<Group>,
+    number: usize,
+    position: u64,
+    how: Settlement,
+) -> Settled {
+    let Some(shared) = topic.parts.get(number) else { return Settled::Stale };
+    let mut guard = shared.lock();
+    let part = &mut *guard;
+    let held = part.groups.get_mut(group.number).and_then(|g| g.held_by_member(member.id, position).copied());
+    let Some(entry) = held.filter(|_| !member.is_crashed()) else { return Settled::Stale };
+    if let (Settlement::Ack, Some(trace)) = (&how, &member.core.trace) {
+        let source = Source::new(topic.name.clone(), Some(group.name.clone())).at(Some(number as u32), 0);
+        let id = part.stored(position).map(|s| s.message.id.clone()).unwrap_or_default();
+        trace.push(What::Acked, member.place(&source, position), &id);
+    }
+    let letter = Letter { topic, group, part: number, position, attempt: entry.attempt(), member };
+    let free = letter.settle(&member.core, part, how);
+    part.waiting = true;
+    part.wake();
+    drop(guard);
+    member.end_suspect(number, position);
+    member.flow.give(1, entry.size as usize);
+    if free {
+        group.assign_free();
+    }
+    Settled::Confirmed(member.core.capabilities.settle_level)
+}
+
 /// A delivery was held too long.
 pub(crate) fn time_out(member: &Arc<Member>, topic: &Arc<Topic>, group: &Arc<Group>, number: usize, position: u64) {
     let Some(shared) = topic.parts.get(number) else { return };
     let mut guard = shared.lock();
     let part = &mut *guard;
-    let Some(entry) = part.groups.get_mut(group.number).and_then(|g| g.held_by(member.id, position).copied()) else {
+    let Some(entry) = part.groups.get_mut(group.number).and_then(|g| g.held_by_member(member.id, position).copied())
+    else {
         return;
     };
     let how = member.policy.timed_out(entry.attempt(), member.core.env.random_share());
@@ -325,6 +374,46 @@ impl Letter<'_> {
         self.settle(core, part, how);
     }
 
+    /// The dead letter could not be written: the original stays, in nobody's hands, and the write is tried again. When its
+    /// member is gone by then, it is anybody's.
+    fn write_later(&self, core: &Core, part: &mut Part, reason: Reason, error: Option<&Failure>, attempts: u32) {
+        let Some(slot) = part.groups.get_mut(self.group.number) else { return };
+        slot.wake_lost(self.position);
+        if let Some(entry) = slot.entries.get_mut(self.position) {
+            entry.set(self.attempt, DELAYED);
+        }
+        let error = error.cloned().map(Box::new);
+        let (topic, group) = (Arc::downgrade(self.topic), Arc::downgrade(self.group));
+        let (member, number) = (self.member.handle(), self.part);
+        let (position, attempt, suspect_at) = (self.position, self.attempt, self.member.suspect_at());
+        core.timer.at(core.env.now() + Duration::from_secs(1), move || {
+            let (Some(topic), Some(group)) = (topic.upgrade(), group.upgrade()) else { return };
+            let mut guard = topic.parts[number].lock();
+            let part = &mut *guard;
+            let Some(slot) = part.groups.get_mut(group.number) else { return };
+            if slot.deleted || !slot.entries.get(position).is_some_and(|e| e.is(DELAYED)) {
+                return;
+            }
+            let free = match member.upgrade().filter(|m| !m.is_crashed()) {
+                Some(member) => {
+                    let letter =
+                        Letter { topic: &topic, group: &group, part: number, position, attempt, member: &member };
+                    letter.settle(&member.core, part, Settlement::DeadLetter { reason, error, attempts })
+                }
+                None => {
+                    slot.make_due(position, attempt, suspect_at);
+                    false
+                }
+            };
+            part.waiting = true;
+            part.wake();
+            drop(guard);
+            if free {
+                group.assign_free();
+            }
+        });
+    }
+
     fn again(&self, core: &Core, part: &mut Part, after: Duration, attempt: u32, cause: Option<Box<Failure>>) {
         let Some(slot) = part.groups.get_mut(self.group.number) else { return };
         if let Some(cause) = cause {
@@ -384,11 +473,11 @@ impl Letter<'_> {
         {
             // Partitions of two topics, the dead-letter one last; a dead-letter topic has no dead letters of its own.
             let mut letters = dead.parts[dead.pick(&message)].lock();
-            if !letters.has_room(size, &dead.keep) {
+            if !letters.has_room(size, &dead.keep) || dead.refuse.load(std::sync::atomic::Ordering::Acquire) {
                 drop(letters);
                 let text = format!("dead letters cannot be written, so originals wait: {}", dead.full());
                 self.member.trouble(Some(text));
-                self.again(core, part, Duration::from_secs(1), self.attempt, None);
+                self.write_later(core, part, reason, error, attempts);
                 return false;
             }
             letters.append(message, size, 0);

@@ -33,9 +33,12 @@ mod admin;
 mod broadcast;
 mod client;
 mod core;
+mod driver;
+mod faults;
 mod fetch;
 mod group;
 mod lane;
+mod link;
 mod member;
 mod partition;
 mod pending;
@@ -46,6 +49,8 @@ mod topic;
 mod trace;
 mod url;
 
+pub use faults::FaultPlan;
+pub use link::Link;
 pub use profile::Profile;
 pub use trace::{Happened, Trace, What};
 pub use url::MemoryConfig;
@@ -83,7 +88,7 @@ impl MemoryBroker {
     /// # Errors
     /// [`ErrorKind::Config`] outside a tokio runtime.
     pub fn new(config: MemoryConfig) -> Result<Self> {
-        Self::with_hooks(config, Arc::new(NoHooks))
+        Self::make(config, Arc::new(NoHooks), false)
     }
 
     /// Like [`new`](Self::new), with a listener.
@@ -91,6 +96,11 @@ impl MemoryBroker {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_hooks(config: MemoryConfig, hooks: Arc<dyn Hooks>) -> Result<Self> {
+        Self::make(config, hooks, true)
+    }
+
+    /// With a listener that wants to hear of every message, or without.
+    fn make(config: MemoryConfig, hooks: Arc<dyn Hooks>, listens: bool) -> Result<Self> {
         let env = Env::current(config.seed)?;
         if let Some(seed) = config.seed {
             mq_api::MessageId::seed_thread(seed);
@@ -102,7 +112,8 @@ impl MemoryBroker {
             bytes: config.capacity_bytes,
         };
         let trace = config.record.then(Trace::new);
-        Ok(Self { core: core::Core::new(config.name, config.profile, limits, env, hooks, trace) })
+        let profile = (config.profile, config.without.as_slice());
+        Ok(Self { core: core::Core::new(config.name, profile, limits, env, (hooks, listens), trace, config.faults) })
     }
 
     /// The broker of this name, made if no handle to it lives.
@@ -137,6 +148,36 @@ impl MemoryBroker {
         client::Client::new(self.core.clone())
     }
 
+    /// A connection that can be hurt, and the power to do it.
+    pub fn connect_linked(&self) -> (Arc<dyn Broker>, Link) {
+        link::connect(self.core.clone())
+    }
+
+    /// Writes to this topic fail as if it were full, until told otherwise.
+    pub fn refuse_writes(&self, topic: &mq_api::Topic, refuse: bool) {
+        if let Some(topic) = self.core.find_topic(topic) {
+            topic.refuse.store(refuse, std::sync::atomic::Ordering::Release);
+        }
+    }
+
+    /// Appends what a program would write that does not know this library: no id, no timestamp, no headers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no such topic.
+    pub fn put_foreign(&self, topic: &mq_api::Topic, payload: Vec<u8>) -> Result<()> {
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no topic '{topic}'"));
+        let topic = self.core.find_topic(topic).ok_or_else(missing)?;
+        let mut message = mq_api::Message::new(payload);
+        message.id = mq_api::MessageId::NIL;
+        let number = topic.pick(&message);
+        let mut part = topic.parts[number].lock();
+        let size = message.size() as u32;
+        part.append(message, size, 0);
+        topic.after_append(&self.core, &mut part, number);
+        part.wake();
+        Ok(())
+    }
+
     /// The process of this member dies: nothing of it is heard again; what it held comes free when its leases end. False if
     /// there is no such member.
     pub fn crash(&self, member: &str) -> bool {
@@ -151,8 +192,12 @@ impl MemoryBroker {
     /// Names of the members that run.
     pub fn members(&self) -> Vec<String> {
         let members = self.core.members.lock();
-        let mut names: Vec<(u32, String)> =
-            members.values().filter_map(Weak::upgrade).map(|m| (m.id, m.name.to_string())).collect();
+        let mut names: Vec<(u32, String)> = members
+            .values()
+            .filter_map(Weak::upgrade)
+            .filter(|m| !m.is_crashed())
+            .map(|m| (m.id, m.name.to_string()))
+            .collect();
         names.sort();
         names.into_iter().map(|(_, name)| name).collect()
     }

@@ -1,12 +1,14 @@
 //! A member: one consumer of the broker, its bounds, health, events, and its end.
 
+use crate::broadcast::Queue;
 use crate::core::Core;
 use crate::group::Group;
 use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
 use mq_api::{
-    CloseReport, Control, EventLog, Events, HealthSetter, HealthState, HealthWatch, Source, Stored, Subscription,
+    CloseReport, Control, Event, EventLog, Events, Gap, GapCause, HealthSetter, HealthState, HealthWatch, Source,
+    Stored, Subscription,
 };
 use mq_core::{Flow, Gate, Policy};
 use parking_lot::Mutex;
@@ -30,6 +32,12 @@ pub(crate) struct Member {
     pub(crate) dead: Option<Arc<Topic>>,
     /// A dead member's handles do nothing: its process is gone.
     pub(crate) crashed: AtomicBool,
+    /// Why the broker cannot be reached (a fault of a linked connection).
+    away: Mutex<Option<String>>,
+    /// Rises with every freeze and thaw; odd while frozen.
+    freezes: AtomicU32,
+    /// Broadcast queues that are out of the topic while it is away.
+    unplugged: Mutex<Vec<(usize, Arc<Queue>)>>,
     health: HealthSetter,
     waker: Mutex<Option<Waker>>,
     streak: AtomicU32,
@@ -62,6 +70,9 @@ impl Member {
             seat: Mutex::new((topic, group)),
             dead,
             crashed: AtomicBool::new(false),
+            away: Mutex::default(),
+            freezes: AtomicU32::new(0),
+            unplugged: Mutex::default(),
             waker: Mutex::default(),
             streak: AtomicU32::new(0),
             trouble: Mutex::default(),
@@ -69,6 +80,11 @@ impl Member {
             suspect: Mutex::default(),
             me: me.clone(),
         })
+    }
+
+    /// Itself, for what happens later.
+    pub(crate) fn handle(&self) -> Weak<Member> {
+        self.me.clone()
     }
 
     pub(crate) fn seat(&self) -> (Arc<Topic>, Option<Arc<Group>>) {
@@ -165,6 +181,8 @@ impl Member {
     pub(crate) fn refresh(&self) {
         let (state, reason) = if self.flow.is_shut(Gate::Stopping) {
             (HealthState::Closed, String::new())
+        } else if let Some(reason) = self.away.lock().clone() {
+            (HealthState::Reconnecting, reason)
         } else if self.flow.is_shut(Gate::Paused) {
             (HealthState::Paused, "by the program".to_owned())
         } else if self.flow.is_shut(Gate::Transient) {
@@ -181,6 +199,7 @@ impl Member {
     }
 
     pub(crate) fn trace_delivered(&self, source: &Source, position: u64, stored: &Stored, attempt: u32) {
+        self.core.hooks.delivered(source, 1);
         if let Some(trace) = &self.core.trace {
             trace.push(What::Delivered { attempt }, self.place(source, position), &stored.message.id);
         }
@@ -231,6 +250,94 @@ impl Member {
         }
         self.core.members.lock().remove(&self.id);
         self.events.close();
+    }
+
+    /// Its connection is lost: what it holds goes back, and it takes nothing until it comes back.
+    pub(crate) fn go_away(&self, reason: &str) {
+        *self.away.lock() = Some(reason.to_owned());
+        self.flow.shut(Gate::Away);
+        let (topic, group) = self.seat();
+        self.core.lose_leases(self);
+        match group {
+            Some(group) => {
+                group.leave(self.id);
+                group.assign_free();
+            }
+            None => {
+                let mut unplugged = self.unplugged.lock();
+                for (number, part) in topic.parts.iter().enumerate() {
+                    part.lock().broadcast.retain(|queue| {
+                        let mine = queue.lane.0.epoch == u64::from(self.id);
+                        if mine {
+                            unplugged.push((number, queue.clone()));
+                        }
+                        !mine
+                    });
+                }
+            }
+        }
+        self.refresh();
+        self.wake();
+    }
+
+    /// Its connection is there again.
+    pub(crate) fn come_back(&self) {
+        *self.away.lock() = None;
+        let (topic, group) = self.seat();
+        if let (Some(group), Some(me)) = (group, self.me.upgrade())
+            && !self.is_stopping()
+        {
+            group.join(&me);
+            group.assign_free();
+        }
+        for (number, queue) in self.unplugged.lock().drain(..) {
+            topic.parts[number].lock().broadcast.push(queue);
+            self.events.push(Event::Gap(Gap {
+                topic: topic.name.clone(),
+                partition: Some(number as u32),
+                from: None,
+                to: None,
+                count: None,
+                cause: GapCause::Disconnected,
+            }));
+        }
+        self.flow.open(Gate::Away);
+        self.refresh();
+        self.wake();
+    }
+
+    /// Nothing of it is heard, and it hears nothing; when its lease runs out meanwhile, it has lost what it held.
+    pub(crate) fn freeze(&self, frozen: bool) {
+        let number = self.freezes.load(Ordering::Relaxed);
+        if (number % 2 == 1) == frozen {
+            return;
+        }
+        let number = self.freezes.fetch_add(1, Ordering::Relaxed) + 1;
+        if !frozen {
+            let (_, group) = self.seat();
+            if let (Some(group), Some(me)) = (group, self.me.upgrade())
+                && !self.is_stopping()
+            {
+                group.join(&me);
+                group.assign_free();
+            }
+            self.flow.open(Gate::Away);
+            self.wake();
+            return;
+        }
+        self.flow.shut(Gate::Away);
+        let me = self.me.clone();
+        self.core.timer.at(self.core.env.now() + self.sub.lease, move || {
+            let Some(me) = me.upgrade() else { return };
+            if me.freezes.load(Ordering::Relaxed) != number {
+                return;
+            }
+            me.core.lose_leases(&me);
+            if let (_, Some(group)) = me.seat() {
+                group.leave(me.id);
+                group.assign_free();
+            }
+        });
     }
 
     /// For a consumer that is dropped without close: what is in hand stays settleable for a while.

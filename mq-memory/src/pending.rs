@@ -9,7 +9,8 @@ use tokio::time::Instant;
 /// One entry, 16 bytes: what the hot path reads and writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Pending {
-    /// The member that holds it, or held it last.
+    /// The member that holds it, or held it last; in the high bits the number of the hand-over, where it came again, so that
+    /// a handle from before does not settle what the same member holds now.
     pub(crate) owner: u32,
     /// `attempt << 3 | flags`; 0 = settled.
     pub(crate) state: u32,
@@ -17,6 +18,9 @@ pub(crate) struct Pending {
     /// Coarse clock of the hand-over.
     pub(crate) at: u32,
 }
+
+/// Members count up to here; above it is the number of a hand-over.
+pub(crate) const MEMBERS: u32 = (1 << 20) - 1;
 
 /// In the application's hands.
 pub(crate) const HELD: u32 = 1;
@@ -30,6 +34,11 @@ impl Pending {
     #[inline]
     pub(crate) fn held(owner: u32, attempt: u32, size: u32, at: u32) -> Self {
         Self { owner, state: attempt << 3 | HELD, size, at }
+    }
+    /// The member, without the number of the hand-over.
+    #[inline]
+    pub(crate) fn member(self) -> u32 {
+        self.owner & MEMBERS
     }
     #[inline]
     pub(crate) fn attempt(self) -> u32 {
@@ -58,6 +67,8 @@ pub(crate) struct History {
     pub(crate) takes: u32,
     pub(crate) trials: u32,
     pub(crate) failure: Option<Box<Failure>>,
+    /// Hand-overs, as far as they were not the first.
+    pub(crate) again: u32,
 }
 
 /// One group in one partition.
@@ -96,6 +107,11 @@ impl GroupPart {
         self.entries.get_mut(position).filter(|e| e.owner == owner && e.state & HELD != 0)
     }
 
+    /// The entry, if this member holds it by any of its hand-overs.
+    pub(crate) fn held_by_member(&mut self, member: u32, position: u64) -> Option<&mut Pending> {
+        self.entries.get_mut(position).filter(|e| e.member() == member && e.state & HELD != 0)
+    }
+
     /// Retires the settled prefix; says whether the head moved.
     #[inline]
     pub(crate) fn advance(&mut self) -> bool {
@@ -115,12 +131,12 @@ impl GroupPart {
 
     /// Whether a member holds anything here.
     pub(crate) fn holds(&self, owner: u32) -> bool {
-        self.entries.iter().any(|(_, e)| e.owner == owner && e.is(HELD))
+        self.entries.iter().any(|(_, e)| e.member() == owner && e.is(HELD))
     }
 
     /// Positions that a member holds.
     pub(crate) fn held_positions(&self, owner: u32) -> Vec<u64> {
-        self.entries.iter().filter(|(_, e)| e.owner == owner && e.is(HELD)).map(|(p, _)| p).collect()
+        self.entries.iter().filter(|(_, e)| e.member() == owner && e.is(HELD)).map(|(p, _)| p).collect()
     }
 
     /// Makes an entry due again, alone if it is a suspect.

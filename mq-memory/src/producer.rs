@@ -70,7 +70,7 @@ impl MemoryProducer {
         if !part.has_room(size, &topic.keep) {
             return Err(topic.full());
         }
-        if core.trace.is_some() {
+        if core.watched {
             self.trace(topic, number, part.log.tail(), message);
         }
         let position = part.append(std::mem::take(message), size, 0);
@@ -104,6 +104,7 @@ impl MemoryProducer {
 
     #[cold]
     fn trace(&self, topic: &Topic, number: usize, position: u64, message: &Message) {
+        self.core.hooks.sent(&topic.name, 1);
         if let Some(trace) = &self.core.trace {
             let place = Place { topic: &topic.name, group: None, partition: number as u32, position, member: None };
             trace.push(What::Sent, place, &message.id);
@@ -112,6 +113,11 @@ impl MemoryProducer {
 
     fn closed(&self) -> Option<Error> {
         self.closed.load(Ordering::Acquire).then(|| Error::closed("the producer"))
+    }
+
+    /// For the engine's driver: the message is stamped already.
+    pub(crate) fn store(&self, mut message: Message) -> SendResult {
+        self.one(&mut message)
     }
 
     fn one(&self, message: &mut Message) -> SendResult {
@@ -148,7 +154,7 @@ impl Producer for MemoryProducer {
     fn send_batch(&self, mut batch: Batch) -> SendingBatch {
         batch.clear_outcomes();
         let mut messages = std::mem::take(&mut batch.messages);
-        let simple = self.core.trace.is_none() && self.core.capabilities.retains_without_group;
+        let simple = !self.core.watched && self.core.capabilities.retains_without_group;
         let topic = self.topic.read();
         if simple && topic.parts.len() == 1 && !topic.deleted.load(Ordering::Acquire) && self.closed().is_none() {
             self.append_run(&topic, &mut messages, &mut batch);

@@ -22,6 +22,8 @@ pub(crate) struct Topic {
     /// Whether a partition belongs to one member of a group at a time.
     pub(crate) exclusive: bool,
     pub(crate) deleted: AtomicBool,
+    /// Dead letters cannot be written here (a fault).
+    pub(crate) refuse: AtomicBool,
     round_robin: AtomicU64,
 }
 
@@ -35,6 +37,7 @@ impl Topic {
             keep,
             exclusive,
             deleted: AtomicBool::new(false),
+            refuse: AtomicBool::new(false),
             round_robin: AtomicU64::new(first),
         })
     }

@@ -1,13 +1,14 @@
 //! `memory://name?profile=kafka&partitions=8`: strict, like every backend.
 
+use crate::faults::FaultPlan;
 use crate::profile::Profile;
-use mq_api::{Error, ErrorKind, Result};
+use mq_api::{Error, ErrorKind, Feature, Result};
 use std::fmt::Display;
 use std::str::FromStr;
 use url::Url;
 
 /// Options of an in-memory broker.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct MemoryConfig {
     /// Handles of one process that use the same name reach the same broker.
@@ -26,6 +27,10 @@ pub struct MemoryConfig {
     pub seed: Option<u64>,
     /// Records what happens, for assertions. Costs time and memory; off by default.
     pub record: bool,
+    /// Features taken away from the profile, to see what a program does without them.
+    pub without: Vec<Feature>,
+    /// Sends and receives through the engine's queues, as on a broker behind a network, hurt by this plan.
+    pub faults: Option<FaultPlan>,
 }
 
 impl Default for MemoryConfig {
@@ -39,11 +44,13 @@ impl Default for MemoryConfig {
             capacity_bytes: 1 << 30,
             seed: None,
             record: false,
+            without: Vec::new(),
+            faults: None,
         }
     }
 }
 
-const KEYS: &str = "profile, partitions, history, capacity, capacity_bytes, seed, record";
+const KEYS: &str = "profile, partitions, history, capacity, capacity_bytes, seed, record, faults";
 
 fn value<T: FromStr>(key: &str, text: &str) -> Result<T>
 where
@@ -86,6 +93,7 @@ impl MemoryConfig {
                 "capacity" => config.capacity = value("capacity", &text)?,
                 "capacity_bytes" => config.capacity_bytes = value("capacity_bytes", &text)?,
                 "seed" => config.seed = Some(value("seed", &text)?),
+                "faults" => config.faults = Some(FaultPlan::parse(&text)?),
                 "record" => config.record = value("record", &text)?,
                 other => return Err(bad(format!("memory URL: there is no parameter '{other}'; there are {KEYS}"))),
             }
@@ -111,6 +119,12 @@ impl MemoryConfig {
     /// Sets the seed.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Sets the faults.
+    pub fn faults(mut self, faults: FaultPlan) -> Self {
+        self.faults = Some(faults);
         self
     }
 

@@ -118,7 +118,7 @@ struct Sends<'a> {
     first_try: HashMap<&'a str, (u64, &'a str)>,
     /// When the first try began that led to a confirmation.
     confirmed: HashMap<&'a str, u64>,
-    /// Came back with anything but a confirmation at least once.
+    /// Came back as unknown or rejected at least once; one that was not sent at all does no harm.
     doubtful: BTreeSet<&'a str>,
 }
 
@@ -136,7 +136,7 @@ impl<'a> Sends<'a> {
                     let begun = last_try.get(id.as_str()).copied().unwrap_or(record.at);
                     sends.confirmed.entry(id).or_insert(begun);
                 }
-                Event::Sent { id, .. } => {
+                Event::Sent { id, outcome: Sent::Unknown | Sent::Rejected } => {
                     sends.doubtful.insert(id);
                 }
                 _ => {}
@@ -160,20 +160,31 @@ fn deliveries(records: &[Record], sends: &Sends<'_>, verdict: &mut Verdict) {
     verdict.duplicates = seen.values().map(|times| times - 1).sum();
 }
 
-fn losses(records: &[Record], sends: &Sends<'_>, faults: &Faults, verdict: &mut Verdict) {
-    let mut kept: BTreeSet<&str> = BTreeSet::new();
+/// Messages whose handler succeeded and that somebody asked to ack, unless the answer was "not yours".
+///
+/// Without an answer, because none came or because the process was killed first, the broker may have it or not, and
+/// whether it gives the message once more is its affair.
+pub(crate) fn handled(records: &[Record]) -> BTreeSet<&str> {
+    let mut acks: HashMap<(&str, &str, Option<&str>), bool> = HashMap::new();
     for record in records {
         match &record.event {
-            // A settle call that was `Stale` settled nothing; one with an unknown outcome was the handler's success,
-            // and whether the broker gives the message once more is its affair. A dead-lettered message has to be
-            // found among the dead.
-            Event::Settled { id, how: How::Ack, outcome, .. } if *outcome != Settled::Stale => {
-                kept.insert(id);
+            Event::Settling { id, how: How::Ack, place } => {
+                acks.insert((&record.who, id, place.as_deref()), true);
             }
-            Event::Remaining { id } | Event::Dead { id } => {
-                kept.insert(id);
+            Event::Settled { id, how: How::Ack, outcome, place } => {
+                acks.insert((&record.who, id, place.as_deref()), *outcome != Settled::Stale);
             }
             _ => {}
+        }
+    }
+    acks.into_iter().filter(|(_, counts)| *counts).map(|((_, id, _), _)| id).collect()
+}
+
+fn losses(records: &[Record], sends: &Sends<'_>, faults: &Faults, verdict: &mut Verdict) {
+    let mut kept = handled(records);
+    for record in records {
+        if let Event::Remaining { id } | Event::Dead { id } = &record.event {
+            kept.insert(id);
         }
     }
     let mut earliest_destruction = None;
@@ -196,18 +207,21 @@ fn losses(records: &[Record], sends: &Sends<'_>, faults: &Faults, verdict: &mut 
     }
 }
 
+/// Messages that were tried to be sent more than once, and so may lie in the broker twice.
+fn repeated(records: &[Record]) -> BTreeSet<&str> {
+    let mut tries: HashMap<&str, usize> = HashMap::new();
+    for record in records {
+        if let Event::Sending { id, .. } = &record.event {
+            *tries.entry(id).or_default() += 1;
+        }
+    }
+    tries.into_iter().filter(|(_, times)| *times > 1).map(|(id, _)| id).collect()
+}
+
 /// Delivered again after a confirmed ack. A message can lie in the broker twice, when its first send had no answer and
 /// was repeated: where the broker says the place, places are compared; else messages whose sends were all answered.
 fn acks(records: &[Record], verdict: &mut Verdict) {
-    let repeated: BTreeSet<&str> = {
-        let mut tries: HashMap<&str, usize> = HashMap::new();
-        for record in records {
-            if let Event::Sending { id, .. } = &record.event {
-                *tries.entry(id).or_default() += 1;
-            }
-        }
-        tries.into_iter().filter(|(_, times)| *times > 1).map(|(id, _)| id).collect()
-    };
+    let repeated = repeated(records);
     let mut acked: BTreeSet<(&str, Option<&str>)> = BTreeSet::new();
     for record in records {
         match &record.event {
@@ -246,14 +260,18 @@ fn order(records: &[Record], sends: &Sends<'_>, verdict: &mut Verdict) {
 }
 
 /// Two members hold one message. Not counted where a fault touches the first one's hold: it may have lost its
-/// ownership without being able to know.
+/// ownership without being able to know. Nor where two copies may lie in the broker and it does not say which is which.
 fn owners(records: &[Record], faults: &Faults, verdict: &mut Verdict) {
+    let repeated = repeated(records);
     // A hold is one delivery of one copy.
     let mut held: HashMap<(&str, Option<&str>), (&str, u64)> = HashMap::new();
     for record in records {
         match &record.event {
             Event::Delivered { id, place } => {
                 let copy = (id.as_str(), place.as_deref());
+                if place.is_none() && repeated.contains(id.as_str()) {
+                    continue;
+                }
                 if let Some((owner, since)) = held.insert(copy, (&record.who, record.at))
                     && owner != record.who
                     && !faults.touch(since, record.at)

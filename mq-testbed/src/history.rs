@@ -83,6 +83,16 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         place: Option<String>,
     },
+    /// About to be settled: a process that is killed next may have settled it.
+    Settling {
+        /// The message.
+        id: String,
+        /// What is asked for.
+        how: How,
+        /// As in the delivery.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        place: Option<String>,
+    },
     /// The settle call came back.
     Settled {
         /// The message.

@@ -156,7 +156,7 @@ struct Tally<'a> {
 
 impl<'a> Tally<'a> {
     fn of(records: &'a [Record]) -> Self {
-        let mut tally = Self::default();
+        let mut tally = Self { settled: checker::handled(records), ..Self::default() };
         for record in records {
             match &record.event {
                 Event::Sending { id, .. } => {
@@ -165,7 +165,7 @@ impl<'a> Tally<'a> {
                 Event::Sent { id, outcome: Sent::Confirmed } => {
                     tally.confirmed.insert(id);
                 }
-                Event::Settled { id, how: How::Ack | How::DeadLetter, outcome, .. } if *outcome != Settled::Stale => {
+                Event::Settled { id, how: How::DeadLetter, outcome: Settled::Confirmed | Settled::Sent, .. } => {
                     tally.settled.insert(id);
                 }
                 _ => {}

@@ -226,3 +226,20 @@ fn what_nobody_sent_is_invented() {
     let verdict = Plant::default().delivered("m0", "p9-9").acked("m0", "p9-9").verdict();
     assert_eq!(ids(&verdict.invented), ["p9-9"]);
 }
+
+#[test]
+fn killed_between_asking_and_answer_may_have_settled() {
+    let settling = Event::Settling { id: "p0-0".into(), how: How::Ack, place: None };
+    let plant = Plant::default().sent("p0-0").delivered("m0", "p0-0").event("m0", settling);
+    assert!(plant.sound().lost.is_empty());
+    let settling = Event::Settling { id: "p0-0".into(), how: How::Ack, place: None };
+    let plant = Plant::default().sent("p0-0").delivered("m0", "p0-0").event("m0", settling);
+    let verdict = plant.settled("m0", "p0-0", How::Ack, Settled::Stale).verdict();
+    assert_eq!(ids(&verdict.lost), ["p0-0"]);
+}
+
+#[test]
+fn two_copies_without_a_place_are_not_two_owners() {
+    let plant = Plant::default().sending("p0-0").came_back("p0-0", Sent::Unknown).sent("p0-0");
+    plant.delivered("m0", "p0-0").delivered("m1", "p0-0").acked("m0", "p0-0").acked("m1", "p0-0").sound();
+}

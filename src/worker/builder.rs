@@ -97,7 +97,9 @@ impl<S: Clone, R> Worker<S, R> {
         let many = Many { subscriptions: subscriptions.into_subscriptions(), service, max };
         self.with(|routes| (routes, many))
     }
+}
 
+impl<S, R> Worker<S, R> {
     fn with<R2>(self, change: impl FnOnce(R) -> R2) -> Worker<S, R2> {
         let Self { broker, state, routes, deadline, handle } = self;
         Worker { broker, state, routes: change(routes), deadline, handle }

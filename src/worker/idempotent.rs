@@ -177,11 +177,11 @@ pub struct Idempotent<St, S> {
 impl<St, S> Service<Request> for Idempotent<St, S>
 where
     St: IdempotencyStore,
-    S: Service<Request, Response = Outcome>,
+    S: Service<Request, Response = Outcome> + Clone,
 {
     type Response = Outcome;
     type Error = S::Error;
-    type Future = IdempotentFuture<St, S::Future>;
+    type Future = IdempotentFuture<St, S>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
@@ -191,48 +191,50 @@ where
         let id = (self.layer.key)(&request);
         let source = request.source();
         let key = IdempotencyKey { topic: source.topic.clone(), group: source.group.clone(), id };
+        // The one that said it is ready goes along; its clone is asked before the next call.
+        let next = self.inner.clone();
+        let ready = std::mem::replace(&mut self.inner, next);
         IdempotentFuture {
             key,
             store: self.layer.store.clone(),
             gate: self.layer.gate.clone(),
             claim: None,
             step: Step::Enter,
-            // Made now, polled only after the store said that the message is new: a future does nothing before.
-            handler: self.inner.call(request),
+            waiting: Some((ready, request)),
         }
     }
 }
 
 pin_project! {
     #[project = StepProj]
-    enum Step<C, M> {
+    enum Step<C, H, M> {
         Enter,
         Check { #[pin] check: C },
-        Handle,
+        Handle { #[pin] handler: H },
         Mark { #[pin] mark: M },
     }
 }
 
 pin_project! {
     /// A handler at work behind the store's answer.
-    pub struct IdempotentFuture<St: IdempotencyStore, F> {
+    pub struct IdempotentFuture<St: IdempotencyStore, S: Service<Request>> {
         key: IdempotencyKey,
         store: St,
         gate: Gate,
         claim: Option<Claim>,
+        // The service is called only after the store said that the message is new.
+        waiting: Option<(S, Request)>,
         #[pin]
-        step: Step<St::IsDone, St::MarkDone>,
-        #[pin]
-        handler: F,
+        step: Step<St::IsDone, S::Future, St::MarkDone>,
     }
 }
 
-impl<St, F, E> Future for IdempotentFuture<St, F>
+impl<St, S> Future for IdempotentFuture<St, S>
 where
     St: IdempotencyStore,
-    F: Future<Output = Result<Outcome, E>>,
+    S: Service<Request, Response = Outcome>,
 {
-    type Output = Result<Outcome, E>;
+    type Output = Result<Outcome, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -248,14 +250,17 @@ where
                 StepProj::Check { check } => match check.poll(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(true)) => break Ok(Outcome::Ack),
-                    Poll::Ready(Ok(false)) => this.step.set(Step::Handle),
+                    Poll::Ready(Ok(false)) => match this.waiting.take() {
+                        Some((mut service, request)) => this.step.set(Step::Handle { handler: service.call(request) }),
+                        None => break Ok(Outcome::Release),
+                    },
                     Poll::Ready(Err(error)) => {
                         break Ok(Outcome::failed(Failure::transient(format!(
                             "the idempotency store failed: {error}"
                         ))));
                     }
                 },
-                StepProj::Handle => match this.handler.as_mut().poll(cx) {
+                StepProj::Handle { handler } => match handler.poll(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(Outcome::Ack)) => this.step.set(Step::Mark { mark: this.store.mark_done(this.key) }),
                     Poll::Ready(other) => break other,
@@ -276,7 +281,7 @@ where
     }
 }
 
-impl<St: IdempotencyStore, F> fmt::Debug for IdempotentFuture<St, F> {
+impl<St: IdempotencyStore, S: Service<Request>> fmt::Debug for IdempotentFuture<St, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "IdempotentFuture({:?})", self.key.id)
     }

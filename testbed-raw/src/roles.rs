@@ -158,6 +158,7 @@ fn handle(
     history.write(Event::Delivered { id: id.clone(), place: place.clone() });
     // The work.
     std::thread::sleep(order.work);
+    history.write(Event::Settling { id: id.clone(), how: How::Ack, place: place.clone() });
     let answer = receiver.ack(got);
     let outcome = *answer.as_ref().unwrap_or(&Settled::Unknown);
     history.write(Event::Settled { id, how: How::Ack, outcome, place });

@@ -3,7 +3,7 @@
 use super::broker::FaultyBroker;
 use super::{Bug, State};
 use crate::{Clock, Connection, Environment, Factory, Fired, Hook, Leftovers, Pace};
-use mq_api::{Error, ErrorKind, Feature, Message, Result, Topic, async_trait};
+use mq_api::{Error, ErrorKind, Feature, Result, Topic, async_trait};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -87,6 +87,10 @@ impl Environment for FaultyWorld {
         Ok(self.wrap(self.inner.connect_with(&kept).await?))
     }
 
+    fn wrong_value(&self) -> (&'static str, &'static str) {
+        self.inner.wrong_value()
+    }
+
     async fn connect_lacking(&self, feature: Feature) -> Hook<Connection> {
         Ok(self.wrap(self.inner.connect_lacking(feature).await?))
     }
@@ -127,10 +131,6 @@ impl Environment for FaultyWorld {
 
     async fn put_foreign(&self, topic: &Topic, payload: &[u8]) -> Hook {
         self.inner.put_foreign(topic, payload).await
-    }
-
-    async fn stored(&self, topic: &Topic) -> Hook<Vec<Message>> {
-        self.inner.stored(topic).await
     }
 
     async fn leftovers(&self) -> Leftovers {

@@ -42,8 +42,7 @@ async fn p3_1_a_message_stays_until_it_is_acked(t: Test) -> Check {
     let mut member = t.member(&c, "a").await?;
     let labels = sender.send_numbered(t.pace().some).await?;
     // Every way in which an application may let go of a delivery, short of an ack.
-    for n in 0..labels.len() {
-        let got = member.next().await?;
+    for (n, got) in member.take(labels.len()).await?.into_iter().enumerate() {
         match n % 4 {
             0 => got.forget(),
             1 => drop(got.nack("not now").await),

@@ -28,9 +28,9 @@ impl Crew {
             group: "billing".into(),
             name: "c".into(),
             history: folder.to_path_buf(),
-            // Two of these keep two members at 10 ms a message nearly busy, so that there is always something in flight
-            // to be hurt, and what a fault held up is still worked off soon.
-            rate: 70,
+            // Two of these keep two members at 10 ms a message and a commit about half busy: there is always something
+            // in flight to be hurt, and what a fault held up is worked off soon.
+            rate: 50,
             keys: 16,
             work: Duration::from_millis(10),
         };

@@ -1,0 +1,251 @@
+//! Looking and tidying. What AMQP cannot say (bindings, others' unacknowledged deliveries) is refused or bounded, never guessed.
+
+use crate::connect::{Role, answer, within};
+use crate::delay::Ladder;
+use crate::driver::Amqp;
+use crate::fault::fault;
+use crate::letters::Letters;
+use crate::options::GroupOptions;
+use crate::topology::{Declarer, Found, Place, short};
+use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
+use mq_api::{
+    Admin, Backlog, Count, DeadLetter, Error, ErrorKind, Feature, Group, GroupInfo, PendingDelivery, Provisioning,
+    RedriveOptions, RedriveReport, Result, Start, Topic, TopicInfo, TopicSpec, async_trait,
+};
+use mq_core::{Driver, Env};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest single look.
+const LOOK: Duration = Duration::from_secs(15);
+
+/// See [`Admin`].
+pub(crate) struct AmqpAdmin {
+    amqp: Arc<Amqp>,
+    env: Env,
+}
+
+impl AmqpAdmin {
+    pub(crate) fn new(amqp: Arc<Amqp>, env: Env) -> Self {
+        Self { amqp, env }
+    }
+
+    /// Runs on the library's own thread, where connections belong.
+    async fn run<T: Send + 'static>(
+        &self,
+        limit: Option<Duration>,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let task = self.env.spawn(work);
+        let abort = task.abort_handle();
+        let ended = match limit {
+            Some(limit) => tokio::time::timeout(limit, task).await.map_err(|_| {
+                abort.abort();
+                Error::new(ErrorKind::Timeout, format!("the broker did not answer within {limit:?}"))
+            })?,
+            None => task.await,
+        };
+        ended.unwrap_or_else(|_| Err(Error::closed("the connection")))
+    }
+
+    fn unsupported<T>(&self, feature: Feature) -> Result<T> {
+        self.amqp.capabilities().require(feature)?;
+        Err(Error::new(ErrorKind::Unsupported, format!("amqp cannot do {feature}")))
+    }
+}
+
+/// A group to look for.
+fn group_of(topic: &Topic, group: &Group) -> Result<(Place, String)> {
+    topic.validate()?;
+    group.validate()?;
+    let place = Place::of(topic);
+    let queue = place.queue(group);
+    Ok((place, queue))
+}
+
+#[async_trait]
+impl Admin for AmqpAdmin {
+    async fn backlog(&self, topic: &Topic, group: &Group) -> Result<Backlog> {
+        let (place, queue) = group_of(topic, group)?;
+        let letters = place.dead_letters(group);
+        let amqp = self.amqp.clone();
+        self.run(Some(LOOK), async move {
+            let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
+            let Some((ready, members)) = declarer.depth(&queue).await? else {
+                let text = format!("there is no queue '{queue}', so no such group");
+                return Err(Error::new(ErrorKind::NotFound, text));
+            };
+            let mut delayed = 0;
+            for name in Ladder::names(&queue) {
+                delayed += declarer.depth(&name).await?.map_or(0, |(n, _)| n);
+            }
+            let dead = declarer.depth(&letters).await?;
+            declarer.done().await;
+            // What members hold unacknowledged is in no number that AMQP tells.
+            let seen = |n| if members == 0 { Count::Exact(n) } else { Count::AtLeast(n) };
+            Ok(Backlog {
+                ready: seen(ready),
+                in_flight: if members == 0 { Count::Exact(0) } else { Count::Unknown },
+                delayed: seen(delayed),
+                dead: match dead {
+                    Some((n, 0)) => Count::Exact(n),
+                    Some((n, _)) => Count::AtLeast(n),
+                    None => Count::Exact(0),
+                },
+            })
+        })
+        .await
+    }
+
+    async fn create_topic(&self, spec: TopicSpec) -> Result<()> {
+        spec.topic.validate()?;
+        spec.groups.iter().try_for_each(Group::validate)?;
+        if spec.partitions.is_some_and(|n| n != 1) {
+            return self.unsupported(Feature::Partitions);
+        }
+        let options = GroupOptions::default().retain(spec.retention)?;
+        let amqp = self.amqp.clone();
+        self.run(Some(LOOK), async move {
+            let place = Place::of(&spec.topic);
+            let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::Create);
+            declarer.exchange(&place).await?;
+            for group in &spec.groups {
+                declarer.group(&place, group, amqp.queue_type(), &options, true).await?;
+                amqp.remember(&place, group);
+            }
+            declarer.done().await;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+        topic.validate()?;
+        let (amqp, topic) = (self.amqp.clone(), topic.clone());
+        self.run(Some(LOOK), async move {
+            let place = Place::of(&topic);
+            let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::Verify);
+            let messages = match &place {
+                Place::Queue(name) | Place::DeadLetters(name) => match declarer.depth(name).await? {
+                    Some((n, _)) => Some(n),
+                    None => return Ok(None),
+                },
+                _ => match declarer.exchange(&place).await {
+                    Ok(_) => None,
+                    Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+                    Err(e) => return Err(e),
+                },
+            };
+            declarer.done().await;
+            Ok(Some(TopicInfo::new(topic, 1, messages)))
+        })
+        .await
+    }
+
+    async fn delete_topic(&self, topic: &Topic) -> Result<bool> {
+        topic.validate()?;
+        let (amqp, topic) = (self.amqp.clone(), topic.clone());
+        self.run(Some(LOOK), async move {
+            let place = Place::of(&topic);
+            let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::Verify);
+            let there = match &place {
+                Place::Queue(name) | Place::DeadLetters(name) => return delete_queue(&mut declarer, name).await,
+                _ => match declarer.exchange(&place).await {
+                    Ok(_) => true,
+                    Err(e) if e.kind() == ErrorKind::NotFound => false,
+                    Err(e) => return Err(e),
+                },
+            };
+            for group in amqp.forget(&place) {
+                delete_group(&mut declarer, &place, &group).await?;
+            }
+            if there && let Place::Topic(name) | Place::Exchange(name) = &place {
+                let channel = declarer.channel().await?;
+                let gone = channel.exchange_delete(short(name)?, ExchangeDeleteOptions::default());
+                answer("delete", gone).await?.map_err(|e| fault(format!("delete exchange '{name}'"), e))?;
+            }
+            declarer.done().await;
+            Ok(there)
+        })
+        .await
+    }
+
+    async fn create_group(&self, topic: &Topic, group: &Group, start: Start) -> Result<()> {
+        let (place, _) = group_of(topic, group)?;
+        if let Start::Replay(_) = start {
+            return self.unsupported(Feature::Replay);
+        }
+        let (amqp, group) = (self.amqp.clone(), group.clone());
+        self.run(Some(LOOK), async move {
+            let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::Create);
+            let options = GroupOptions::default();
+            let _: Found = declarer.group(&place, &group, amqp.queue_type(), &options, true).await?;
+            amqp.remember(&place, &group);
+            declarer.done().await;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn delete_group(&self, topic: &Topic, group: &Group) -> Result<bool> {
+        let (place, _) = group_of(topic, group)?;
+        let (amqp, group) = (self.amqp.clone(), group.clone());
+        self.run(Some(LOOK), async move {
+            let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
+            let there = delete_group(&mut declarer, &place, &group).await?;
+            declarer.done().await;
+            Ok(there)
+        })
+        .await
+    }
+
+    async fn reset_group(&self, _: &Topic, _: &Group, _: Start) -> Result<()> {
+        self.unsupported(Feature::Reset)
+    }
+
+    async fn groups(&self, _: &Topic) -> Result<Vec<GroupInfo>> {
+        self.unsupported(Feature::Inspect)
+    }
+
+    async fn pending(&self, _: &Topic, _: &Group, _: usize) -> Result<Vec<PendingDelivery>> {
+        self.unsupported(Feature::Inspect)
+    }
+
+    async fn dead_letters(&self, topic: &Topic, group: &Group, limit: usize) -> Result<Vec<DeadLetter>> {
+        let letters = Letters::of(self.amqp.clone(), topic, group)?;
+        self.run(Some(LOOK), async move { letters.peek(limit).await }).await
+    }
+
+    async fn redrive(&self, topic: &Topic, group: &Group, options: RedriveOptions) -> Result<RedriveReport> {
+        let letters = Letters::of(self.amqp.clone(), topic, group)?;
+        self.run(None, async move { letters.redrive(&options).await }).await
+    }
+
+    async fn discard_dead_letters(&self, topic: &Topic, group: &Group, filter: RedriveOptions) -> Result<u64> {
+        let letters = Letters::of(self.amqp.clone(), topic, group)?;
+        self.run(None, async move { letters.discard(&filter).await }).await
+    }
+}
+
+/// The queue of a group and its delay queues; the dead letters stay.
+async fn delete_group(declarer: &mut Declarer<'_>, place: &Place, group: &Group) -> Result<bool> {
+    let queue = place.queue(group);
+    for name in Ladder::names(&queue).chain([crate::alone::queue(&queue)]) {
+        delete_queue(declarer, &name).await?;
+    }
+    match place {
+        // Not ours.
+        Place::Queue(_) | Place::DeadLetters(_) => Ok(declarer.depth(&queue).await?.is_some()),
+        _ => delete_queue(declarer, &queue).await,
+    }
+}
+
+async fn delete_queue(declarer: &mut Declarer<'_>, name: &str) -> Result<bool> {
+    if declarer.depth(name).await?.is_none() {
+        return Ok(false);
+    }
+    let channel = declarer.channel().await?;
+    let gone = channel.queue_delete(short(name)?, QueueDeleteOptions::default());
+    within(LOOK, &format!("delete queue '{name}'"), gone).await?;
+    Ok(true)
+}

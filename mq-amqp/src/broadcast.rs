@@ -1,0 +1,120 @@
+//! Broadcast: an exclusive queue of this session's own, gone with it. At most once: acknowledged when buffered, which only
+//! bounds what is on its way.
+
+use crate::connect::{Role, answer, within};
+use crate::driver::Amqp;
+use crate::fault::fault;
+use crate::options::GroupOptions;
+use crate::topology::{Declarer, Place, short};
+use crate::wire::decode;
+use futures_util::stream::StreamExt;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{Channel, Consumer};
+use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
+use mq_core::{End, Incoming, Lane, Run, Session, Token};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ANSWER: Duration = Duration::from_secs(8);
+/// On the way at a time, whatever the application takes: enough to hide the round trip.
+const PREFETCH: u16 = 512;
+
+/// Opens a session.
+pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
+    let connections = amqp.connections.clone();
+    let sub = session.subscription.clone();
+    let options = GroupOptions::read(&sub.native)?;
+    let place = Place::of(&sub.topic);
+    let (Place::Topic(exchange) | Place::Exchange(exchange)) = &place else {
+        let text = "amqp cannot broadcast from a queue: each message has one receiver; subscribe to an exchange";
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    };
+    let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
+    declarer.exchange(&place).await?;
+    declarer.done().await;
+    let channel = connections.channel(Role::Consume).await?;
+    // Named by the broker; classic, since only those may be exclusive.
+    let exclusive = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+    let made = answer("make a queue", channel.queue_declare("".into(), exclusive, FieldTable::default())).await?;
+    let queue = made.map_err(|e| fault("make an exclusive queue", e))?.name().clone();
+    for (key, arguments) in options.bindings() {
+        let bind =
+            channel.queue_bind(queue.clone(), short(exchange)?, short(&key)?, QueueBindOptions::default(), arguments);
+        answer("bind", bind).await?.map_err(|e| fault(format!("bind to exchange '{exchange}'"), e))?;
+    }
+    within(ANSWER, "set the prefetch", channel.basic_qos(PREFETCH, BasicQosOptions { global: false })).await?;
+    let consume =
+        channel.basic_consume(queue, short(&session.member)?, BasicConsumeOptions::default(), FieldTable::default());
+    let consumer = within(ANSWER, "consume", consume).await?;
+    if session.generation > 1 {
+        session.events.push(Event::Gap(Gap {
+            topic: sub.topic.clone(),
+            partition: None,
+            from: None,
+            to: None,
+            count: None,
+            cause: GapCause::Disconnected,
+        }));
+    }
+    let lane = session.open_lane(None, session.generation);
+    Ok(Box::pin(run(session, channel, consumer, lane)))
+}
+
+async fn run(session: Session, channel: Channel, mut consumer: Consumer, lane: Arc<Lane>) -> End {
+    let mut batch = Vec::new();
+    let mut plan = mq_core::Plan::default();
+    let lost = loop {
+        tokio::select! { biased;
+            () = session.stop.cancelled() => break None,
+            () = session.settles.take(&mut plan) => {
+                // Nothing to settle: whatever is asked is done.
+                plan.acks.clear();
+                plan.others.clear();
+                session.settles.confirm(plan.upto, []);
+            }
+            next = consumer.next() => {
+                let mut next = Some(next);
+                let mut last = None;
+                let mut ended = None;
+                while let Some(item) = next.take() {
+                    match item {
+                        Some(Ok(d)) => {
+                            last = Some(d.delivery_tag);
+                            let arrived = decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data);
+                            batch.push(Incoming::new(Token(d.delivery_tag, 0), Position::default(), arrived.message));
+                        }
+                        Some(Err(error)) => ended = Some(fault("consume", error)),
+                        None => {
+                            let text = "the broker cancelled the consumer";
+                            ended = Some(Error::new(ErrorKind::Disconnected, text));
+                        }
+                    }
+                    if ended.is_none() && batch.len() < usize::from(PREFETCH) {
+                        next = futures_util::FutureExt::now_or_never(consumer.next());
+                    }
+                }
+                lane.push(batch.drain(..));
+                if let Some(tag) = last
+                    && ended.is_none()
+                    && let Err(error) = channel.basic_ack(tag, BasicAckOptions { multiple: true }).await
+                {
+                    ended = Some(fault("acknowledge", error));
+                }
+                if ended.is_some() {
+                    break ended;
+                }
+            }
+        }
+    };
+    match lost {
+        Some(error) => End::Lost(error),
+        None => {
+            // The queue is exclusive and auto-deleting: it goes with its consumer.
+            let _ = within(Duration::from_secs(1), "close the channel", channel.close(200, "OK".into())).await;
+            End::Closed
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The connection that programs hold.
+
+use crate::admin::AmqpAdmin;
+use crate::connect::{Connections, Role};
+use crate::driver::Amqp;
+use crate::url::AmqpUrl;
+use mq_api::{
+    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Error, ErrorKind, HealthState, HealthWatch,
+    Producer, ProducerSpec, Result, Subscription, async_trait,
+};
+use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, NoHooks};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Connects to RabbitMQ. See the crate's documentation for the URL.
+///
+/// # Errors
+/// [`ErrorKind::Config`] for what the URL gets wrong; [`ErrorKind::Auth`], [`ErrorKind::Permission`] and [`ErrorKind::Tls`] at
+/// once, with the broker's words; [`ErrorKind::Unavailable`] when the broker is still away after `connect_timeout`.
+pub async fn connect(url: &str) -> Result<Arc<dyn Broker>> {
+    let url = AmqpUrl::parse(url)?;
+    if url.password_in_clear() {
+        tracing::warn!("the password goes to the broker in clear; use amqps:// for hosts that are not this one");
+    }
+    let env = Env::own_thread("anymq-amqp", None)?;
+    let connections = Arc::new(Connections::new(url, env.clone())?);
+    let first = connections.clone();
+    let clock = env.clone();
+    let connected = env.spawn(async move { first_connection(&first, &clock).await }).await;
+    match connected {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            env.shut_down(Duration::from_secs(1)).await;
+            return Err(error);
+        }
+        Err(gone) => return Err(Error::new(ErrorKind::Other, "the connecting task ended").with_source(gone)),
+    }
+    let policy = ConnectPolicy { first: connections.url().connect_timeout, ..ConnectPolicy::default() };
+    let driver = Arc::new(Amqp::new(connections.clone()));
+    let admin = Arc::new(AmqpAdmin::new(driver.clone(), env.clone()));
+    let made = Mutex::default();
+    Ok(Arc::new(AmqpBroker { env, connections, driver, admin, policy, made, closing: tokio::sync::Mutex::default() }))
+}
+
+/// Waits for a broker that is down; what no waiting can mend fails at once.
+async fn first_connection(connections: &Connections, env: &Env) -> Result<()> {
+    let give_up = env.now() + connections.url().connect_timeout;
+    let mut pause = Duration::from_millis(100);
+    loop {
+        let Err(error) = connections.get(Role::Publish).await else { return Ok(()) };
+        let final_one = matches!(
+            error.kind(),
+            ErrorKind::Auth | ErrorKind::Permission | ErrorKind::Tls | ErrorKind::Config | ErrorKind::Unsupported
+        );
+        if final_one || env.now() + pause > give_up {
+            return Err(error);
+        }
+        tracing::info!(%error, "the broker is not there yet");
+        tokio::time::sleep(pause + pause.mul_f64(0.25 * env.random_share())).await;
+        // Fetching again at most 2 s after it is back.
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+}
+
+#[derive(Default)]
+struct Made {
+    producers: Vec<Weak<EngineProducer>>,
+    consumers: Vec<ConsumerControl>,
+    closed: bool,
+}
+
+struct AmqpBroker {
+    env: Env,
+    connections: Arc<Connections>,
+    driver: Arc<Amqp>,
+    admin: Arc<AmqpAdmin>,
+    policy: ConnectPolicy,
+    made: Mutex<Made>,
+    closing: tokio::sync::Mutex<Option<CloseReport>>,
+}
+
+impl AmqpBroker {
+    fn open(&self) -> Result<()> {
+        match self.made.lock().closed {
+            true => Err(Error::closed("the connection")),
+            false => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Broker for AmqpBroker {
+    fn capabilities(&self) -> Arc<Capabilities> {
+        self.driver.capabilities()
+    }
+
+    async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
+        self.open()?;
+        let (driver, env) = (self.driver.clone(), self.env.clone());
+        let producer = EngineProducer::start(driver, spec, env, Arc::new(NoHooks), self.policy).await?;
+        let mut made = self.made.lock();
+        made.producers.retain(|p| p.strong_count() > 0);
+        made.producers.push(Arc::downgrade(&producer));
+        Ok(producer)
+    }
+
+    async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
+        self.open()?;
+        let (driver, env) = (self.driver.clone(), self.env.clone());
+        let consumer = EngineConsumer::start(driver, subscription, env, Arc::new(NoHooks), self.policy).await?;
+        let mut made = self.made.lock();
+        made.consumers.retain(|c| c.health().current().state != HealthState::Closed);
+        made.consumers.push(consumer.control());
+        Ok(Box::new(consumer))
+    }
+
+    fn admin(&self) -> Arc<dyn Admin> {
+        self.admin.clone()
+    }
+
+    fn health(&self) -> HealthWatch {
+        self.connections.health().watch()
+    }
+
+    async fn close(&self, deadline: Duration) -> CloseReport {
+        let mut closing = self.closing.lock().await;
+        if let Some(report) = &*closing {
+            return *report;
+        }
+        let (consumers, producers) = {
+            let mut made = self.made.lock();
+            made.closed = true;
+            (std::mem::take(&mut made.consumers), std::mem::take(&mut made.producers))
+        };
+        let consumers = futures_util::future::join_all(consumers.iter().map(|c| c.close(deadline))).await;
+        let producers = producers.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        let producers = futures_util::future::join_all(producers.iter().map(|p| p.close(deadline))).await;
+        let mut report = CloseReport::default();
+        consumers.into_iter().chain(producers).for_each(|r| report += r);
+        let connections = self.connections.clone();
+        // Closed where they were made; a broker that is away cannot be told.
+        let _ = self.env.spawn(async move { connections.close(Duration::from_secs(1)).await }).await;
+        if tokio::time::timeout(deadline.max(Duration::from_secs(1)), self.env.no_tasks()).await.is_err() {
+            report.abandoned += 1;
+        }
+        if !self.env.shut_down(Duration::from_secs(2)).await {
+            report.abandoned += 1;
+        }
+        *closing = Some(report);
+        report
+    }
+}

@@ -1,0 +1,211 @@
+//! Connections: one that publishes and one that consumes, since a memory alarm stops everything on a connection that
+//! publishes, acknowledgements included. The client's own recovery is off: our supervisor attaches again, with generations.
+
+use crate::fault::{fault, no_answer};
+use crate::url::AmqpUrl;
+use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::{Channel, Connection, ConnectionProperties};
+use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
+use mq_core::Env;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Longest wait for one host. A frozen one accepts and says nothing.
+const HOST: Duration = Duration::from_secs(5);
+/// Longest wait for an answer of a live connection, below the engine's limit of an attempt.
+const ANSWER: Duration = Duration::from_secs(8);
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Publish,
+    Consume,
+}
+
+/// The two connections of one client.
+pub(crate) struct Connections {
+    url: AmqpUrl,
+    tls: OwnedTLSConfig,
+    env: Env,
+    publish: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    consume: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    /// The host that worked last.
+    next: AtomicUsize,
+    health: HealthSetter,
+}
+
+impl Connections {
+    pub(crate) fn new(url: AmqpUrl, env: Env) -> Result<Self> {
+        let tls = tls_config(&url)?;
+        let health = HealthSetter::new(HealthState::Connecting, env.wall());
+        Ok(Self { url, tls, env, publish: Default::default(), consume: Default::default(), next: 0.into(), health })
+    }
+
+    pub(crate) fn url(&self) -> &AmqpUrl {
+        &self.url
+    }
+
+    pub(crate) fn health(&self) -> &HealthSetter {
+        &self.health
+    }
+
+    /// The live connection of that role; makes one if there is none. Call on the library's own thread: the client's
+    /// heartbeats run where a connection is made.
+    pub(crate) async fn get(&self, role: Role) -> Result<Arc<Connection>> {
+        let mut slot = match role {
+            Role::Publish => self.publish.lock().await,
+            Role::Consume => self.consume.lock().await,
+        };
+        if let Some(connection) = &*slot
+            && connection.status().connected()
+        {
+            return Ok(connection.clone());
+        }
+        *slot = None;
+        match self.open(role).await {
+            Ok(connection) => {
+                self.health.set(HealthState::Running, "", self.env.wall());
+                let connection = Arc::new(connection);
+                *slot = Some(connection.clone());
+                Ok(connection)
+            }
+            Err(error) => {
+                if self.health.state() != HealthState::Connecting {
+                    self.health.set(HealthState::Reconnecting, error.to_string(), self.env.wall());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// A new channel on the connection of that role.
+    pub(crate) async fn channel(&self, role: Role) -> Result<Channel> {
+        let connection = self.get(role).await?;
+        within(ANSWER, "open a channel", connection.create_channel()).await
+    }
+
+    /// Tries every host, beginning with the one that worked last.
+    async fn open(&self, role: Role) -> Result<Connection> {
+        let first = self.next.load(Ordering::Relaxed);
+        let count = self.url.hosts.len();
+        let mut last = None;
+        for at in (first..first + count).map(|at| at % count) {
+            let (host, port) = &self.url.hosts[at];
+            let what = format!("connect to {host}:{port}");
+            match tokio::time::timeout(HOST, self.open_at(role, host, *port)).await {
+                Ok(Ok(connection)) => {
+                    self.next.store(at, Ordering::Relaxed);
+                    return Ok(connection);
+                }
+                Ok(Err(error)) => last = Some(login(fault(what, error))),
+                Err(_) => last = Some(no_answer(&what, HOST)),
+            }
+            // Credentials are the same for every host.
+            if last.as_ref().is_some_and(|e| e.kind() == ErrorKind::Auth) {
+                break;
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::new(ErrorKind::Config, "the URL has no host")))
+    }
+
+    async fn open_at(&self, role: Role, host: &str, port: u16) -> lapin::Result<Connection> {
+        let url = &self.url;
+        let uri = AMQPUri {
+            scheme: if url.tls { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
+            authority: AMQPAuthority {
+                userinfo: AMQPUserInfo { username: url.user.clone(), password: url.password.clone() },
+                host: host.to_owned(),
+                port,
+            },
+            vhost: url.vhost.clone(),
+            query: AMQPQueryString {
+                heartbeat: u16::try_from(url.heartbeat.as_secs()).ok(),
+                // Login by the client certificate, when there is one and no password.
+                auth_mechanism: (url.cert.is_some() && url.password.is_empty())
+                    .then_some(lapin::uri::SASLMechanism::External),
+                ..AMQPQueryString::default()
+            },
+        };
+        let role = match role {
+            Role::Publish => "publish",
+            Role::Consume => "consume",
+        };
+        let name = format!("{} {role}", url.name.as_deref().unwrap_or("anymq"));
+        let properties = ConnectionProperties::default().with_connection_name(name.into());
+        let runtime = lapin::runtime::default_runtime()?;
+        Connection::connect_uri_with_config(uri, properties, self.tls.clone(), runtime).await
+    }
+
+    /// Closes both, each within `limit`.
+    pub(crate) async fn close(&self, limit: Duration) {
+        for slot in [&self.publish, &self.consume] {
+            let connection = slot.lock().await.take();
+            if let Some(connection) = connection
+                && connection.status().connected()
+            {
+                // A broker that is away cannot be told.
+                let _ = tokio::time::timeout(limit, connection.close(200, "OK".into())).await;
+            }
+        }
+        self.health.set(HealthState::Closed, "", self.env.wall());
+    }
+}
+
+/// During a login RabbitMQ says 403 for a wrong password, and closes the socket of what it does not let in otherwise.
+fn login(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Permission if error.context().contains("ACCESS_REFUSED") && !error.context().contains("vhost") => {
+            let source = format!("{error}");
+            Error::new(ErrorKind::Auth, source).with_source(error)
+        }
+        _ => error,
+    }
+}
+
+/// An answer of the client within a limit.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    doing: &str,
+    call: impl Future<Output = lapin::Result<T>>,
+) -> Result<T> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map_err(|e| fault(doing, e)),
+        Err(_) => Err(no_answer(doing, limit)),
+    }
+}
+
+/// As [`within`], with the client's own error for a closer look.
+pub(crate) async fn answer<T>(
+    doing: &str,
+    call: impl Future<Output = lapin::Result<T>>,
+) -> Result<lapin::Result<T>> {
+    tokio::time::timeout(ANSWER, call).await.map_err(|_| no_answer(doing, ANSWER))
+}
+
+fn tls_config(url: &AmqpUrl) -> Result<OwnedTLSConfig> {
+    let read = |what: &str, path: &std::path::Path| {
+        std::fs::read(path).map_err(|e| {
+            Error::new(ErrorKind::Config, format!("URL parameter '{what}': cannot read {}", path.display()))
+                .with_source(e)
+        })
+    };
+    let mut config = OwnedTLSConfig::default();
+    if let Some(path) = &url.ca {
+        let text = String::from_utf8(read("ca", path)?).map_err(|e| {
+            Error::new(ErrorKind::Config, "URL parameter 'ca' must name a PEM file").with_source(e)
+        })?;
+        config.cert_chain = Some(text);
+    }
+    if let (Some(cert), Some(key)) = (&url.cert, &url.key) {
+        config.identity = Some(OwnedIdentity::PKCS8 { pem: read("cert", cert)?, key: read("key", key)? });
+    }
+    Ok(config)
+}
+
+impl std::fmt::Debug for Connections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Connections({:?})", self.url)
+    }
+}

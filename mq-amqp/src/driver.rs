@@ -1,0 +1,59 @@
+//! The seam to the engine.
+
+use crate::connect::Connections;
+use crate::probe::capabilities;
+use crate::url::QueueType;
+use crate::topology::Place;
+use mq_api::{Capabilities, Group, Result};
+use mq_core::{Driver, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Amqp {
+    pub(crate) connections: Arc<Connections>,
+    capabilities: Arc<Capabilities>,
+    /// Groups that this program made or used: AMQP does not list bindings.
+    groups: Mutex<BTreeMap<String, BTreeSet<Group>>>,
+}
+
+impl Amqp {
+    pub(crate) fn new(connections: Arc<Connections>) -> Self {
+        let url = connections.url();
+        let capabilities = Arc::new(capabilities(url.queue_type, url.heartbeat));
+        Self { connections, capabilities, groups: Mutex::default() }
+    }
+
+    pub(crate) fn remember(&self, place: &Place, group: &Group) {
+        self.groups.lock().entry(place.name().to_owned()).or_default().insert(group.clone());
+    }
+
+    pub(crate) fn forget(&self, place: &Place) -> BTreeSet<Group> {
+        self.groups.lock().remove(place.name()).unwrap_or_default()
+    }
+
+    /// The type of queues that are made.
+    pub(crate) fn queue_type(&self) -> QueueType {
+        self.connections.url().queue_type
+    }
+}
+
+impl Driver for Amqp {
+    fn mechanics(&self) -> Mechanics {
+        Mechanics { retry: RetryBy::Publish, dead_letter: MoveBy::Publish, release: ReleaseBy::Driver }
+    }
+
+    fn capabilities(&self) -> Arc<Capabilities> {
+        self.capabilities.clone()
+    }
+
+    async fn attach(&self, session: Session) -> Result<Run> {
+        crate::read::open(self, session).await
+    }
+
+    async fn open_tx(&self, tx: TxSession) -> Result<Run> {
+        crate::produce::open(self, tx).await
+    }
+}

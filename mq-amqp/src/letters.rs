@@ -1,0 +1,157 @@
+//! The dead letters of one group: looked at by taking and giving back, sent back to their group or dropped one by one. What is
+//! kept is held until the end of the pass, which is bounded by what was there when it began, and then goes back in order.
+
+use crate::connect::{Connections, Role, within};
+use crate::driver::Amqp;
+use crate::send::{ConfirmChannel, Writer};
+use crate::topology::{Declarer, Place, short};
+use crate::wire::{Notes, decode};
+use lapin::Channel;
+use lapin::options::{BasicAckOptions, BasicGetOptions};
+use mq_api::{DeadLetter, Error, Group, Provisioning, RedriveOptions, RedriveReport, Result, Topic};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ANSWER: Duration = Duration::from_secs(8);
+
+/// See the module.
+pub(crate) struct Letters {
+    amqp: Arc<Amqp>,
+    topic: Topic,
+    group: Group,
+    queue: String,
+    back: String,
+}
+
+impl Letters {
+    pub(crate) fn of(amqp: Arc<Amqp>, topic: &Topic, group: &Group) -> Result<Self> {
+        topic.validate()?;
+        group.validate()?;
+        let place = Place::of(topic);
+        let (queue, back) = (place.dead_letters(group), place.queue(group));
+        Ok(Self { amqp, topic: topic.clone(), group: group.clone(), queue, back })
+    }
+
+    fn connections(&self) -> &Arc<Connections> {
+        &self.amqp.connections
+    }
+
+    async fn depth(&self) -> Result<u64> {
+        let mut declarer = Declarer::new(self.connections(), Role::Consume, Provisioning::None);
+        let depth = declarer.depth(&self.queue).await?.map_or(0, |(n, _)| n);
+        declarer.done().await;
+        Ok(depth)
+    }
+
+    /// The next letter and its tag.
+    async fn take(&self, channel: &Channel) -> Result<Option<(u64, DeadLetter)>> {
+        let get = channel.basic_get(short(&self.queue)?, BasicGetOptions { no_ack: false });
+        let got = within(ANSWER, "take a dead letter", get).await?;
+        Ok(got.map(|got| {
+            let d = got.delivery;
+            let arrived = decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data);
+            (d.delivery_tag, DeadLetter::new(arrived.message, None))
+        }))
+    }
+
+    /// Closing the channel gives back what is held.
+    async fn give_back(&self, channel: &Channel) -> Result<()> {
+        within(ANSWER, "give dead letters back", channel.close(200, "OK".into())).await
+    }
+
+    pub(crate) async fn peek(&self, limit: usize) -> Result<Vec<DeadLetter>> {
+        let depth = self.depth().await?.min(limit as u64);
+        if depth == 0 {
+            return Ok(Vec::new());
+        }
+        let channel = self.connections().channel(Role::Consume).await?;
+        let mut letters = Vec::new();
+        for _ in 0..depth {
+            let Some((_, letter)) = self.take(&channel).await? else { break };
+            letters.push(letter);
+        }
+        self.give_back(&channel).await?;
+        Ok(letters)
+    }
+
+    fn is_of(&self, letter: &DeadLetter) -> bool {
+        letter.envelope.as_ref().is_some_and(|e| &*e.topic == self.topic.as_str() && &*e.group == self.group.as_str())
+    }
+
+    pub(crate) async fn redrive(&self, options: &RedriveOptions) -> Result<RedriveReport> {
+        let mut report = RedriveReport::default();
+        let depth = self.depth().await?;
+        if depth == 0 {
+            return Ok(report);
+        }
+        let pause = options.rate.filter(|r| *r > 0).map(|rate| Duration::from_secs(1) / rate);
+        let channel = self.connections().channel(Role::Consume).await?;
+        let confirmed = Arc::new(ConfirmChannel::open(self.connections()).await?);
+        let mut writer = Writer::new(confirmed, self.connections().url().confirm_timeout);
+        for _ in 0..depth {
+            if options.limit.is_some_and(|limit| report.redriven >= limit) {
+                break;
+            }
+            let Some((tag, letter)) = self.take(&channel).await? else { break };
+            if !self.is_of(&letter) {
+                report.foreign += 1;
+            } else if letter.envelope.as_ref().is_some_and(|e| e.redrives >= options.max_redrives) {
+                report.guarded += 1;
+            } else if !options.admits(&letter.message, letter.envelope.as_ref()) {
+                report.filtered += 1;
+            } else if options.dry_run {
+                report.redriven += 1;
+            } else {
+                // Confirmed there before it leaves here: a stop between the two gives a duplicate, never a loss.
+                self.send_back(&mut writer, &letter).await?;
+                self.ack(&channel, tag).await?;
+                report.redriven += 1;
+                if let Some(pause) = pause {
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+        self.give_back(&channel).await?;
+        Ok(report)
+    }
+
+    async fn ack(&self, channel: &Channel, tag: u64) -> Result<()> {
+        within(ANSWER, "acknowledge a dead letter", channel.basic_ack(tag, BasicAckOptions { multiple: false })).await
+    }
+
+    async fn send_back(&self, writer: &mut Writer<()>, letter: &DeadLetter) -> Result<()> {
+        let message = mq_core::redrive::back(letter);
+        let now = tokio::time::Instant::now();
+        writer.publish((), "".into(), Some(short(&self.back)?), &message, &Notes::default(), now);
+        let sent = tokio::time::timeout(self.connections().url().confirm_timeout, poll_fn(|cx| writer.poll_done(cx)));
+        sent.await.map_err(|_| crate::fault::no_answer("send a dead letter back", ANSWER))?;
+        match writer.done.pop() {
+            Some(((), result)) => result,
+            None => Err(writer.dead.take().unwrap_or_else(|| Error::closed("the channel"))),
+        }
+    }
+
+    pub(crate) async fn discard(&self, options: &RedriveOptions) -> Result<u64> {
+        let depth = self.depth().await?;
+        let mut n = 0;
+        if depth == 0 {
+            return Ok(n);
+        }
+        let channel = self.connections().channel(Role::Consume).await?;
+        for _ in 0..depth {
+            if options.limit.is_some_and(|limit| n >= limit) {
+                break;
+            }
+            let Some((tag, letter)) = self.take(&channel).await? else { break };
+            if options.filter.as_ref().is_none_or(|f| f(&letter.message, letter.envelope.as_ref())) {
+                n += 1;
+                if !options.dry_run {
+                    self.ack(&channel, tag).await?;
+                }
+            }
+        }
+        self.give_back(&channel).await?;
+        Ok(n)
+    }
+}

@@ -1,0 +1,411 @@
+//! A group member's session: one channel, prefetch set before it consumes, one loop that fetches into the lane and writes what
+//! was settled.
+
+use crate::alone::Alone;
+use crate::connect::{Connections, Role, within};
+use crate::copies::{self, Copy, To};
+use crate::delay::{Ladder, millis, step};
+use crate::driver::Amqp;
+use crate::fault::fault;
+use crate::options::GroupOptions;
+use crate::settle::{Frame, Tags};
+use crate::topology::{Declarer, Found, Place, short};
+use crate::wire::{Arrived, decode};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{Channel, Consumer};
+use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
+use mq_core::{Carry, End, Incoming, Lane, Plan, Run, Session, Token};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Longest wait for an answer while a session is set up.
+const ANSWER: Duration = Duration::from_secs(8);
+/// Longest wait while it ends: close has its own deadline, and a broker that is away gives everything back by itself.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The second half of a token: the channel of the group's queue, or that of the suspects.
+pub(crate) const MAIN: u64 = 0;
+
+/// Opens a session.
+pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
+    let connections = amqp.connections.clone();
+    let sub = session.subscription.clone();
+    let Some(group) = sub.group_name().cloned() else { return crate::broadcast::open(amqp, session).await };
+    let place = Place::of(&sub.topic);
+    let options = GroupOptions::read(&sub.native)?.retain(sub.retention)?;
+    let kind = options.queue_type.unwrap_or(amqp.queue_type());
+    let queue = place.queue(&group);
+    let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
+    let letters = sub.dead_letter == DeadLetterPolicy::On;
+    let found = declarer.group(&place, &group, kind, &options, letters).await?;
+    // Suspects are handed over alone only where they can end in the dead letters.
+    let tracked = sub.dead_letter != DeadLetterPolicy::Forever && !session.at_most_once();
+    let alone = match tracked {
+        true => Some(Alone::open(&connections, &mut declarer, &queue).await?),
+        false => None,
+    };
+    declarer.done().await;
+    amqp.remember(&place, &group);
+    if found == Found::Made && session.generation > 1 {
+        session.events.push(Event::Gap(Gap {
+            topic: sub.topic.clone(),
+            partition: None,
+            from: None,
+            to: None,
+            count: None,
+            cause: GapCause::Deleted,
+        }));
+    }
+    let channel = connections.channel(Role::Consume).await?;
+    // Per consumer, not for the channel: quorum queues end the whole connection when asked for the latter.
+    let prefetch = u16::try_from(sub.max_in_flight).unwrap_or(u16::MAX);
+    let qos = channel.basic_qos(prefetch, BasicQosOptions { global: false });
+    within(ANSWER, "set the prefetch", qos).await?;
+    let consume = channel.basic_consume(
+        short(&queue)?,
+        short(&session.member)?,
+        BasicConsumeOptions::default(),
+        FieldTable::default(),
+    );
+    let consumer = within(ANSWER, &format!("consume queue '{queue}'"), consume).await?;
+    let (jobs, todo) = unbounded_channel();
+    let (told, done) = unbounded_channel();
+    let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
+    let reader = Reader {
+        lane: session.open_lane(None, session.generation),
+        connections,
+        session,
+        channel,
+        consumer,
+        queue,
+        tags: Tags::default(),
+        stash: VecDeque::new(),
+        ended: None,
+        frames: Vec::new(),
+        flush: None,
+        jobs,
+        done,
+        tracked,
+        alone,
+        cancelled: false,
+    };
+    Ok(Box::pin(async move {
+        tokio::select! { biased;
+            end = reader.run() => end,
+            // Ends only when the reader did.
+            () = copier => End::Lost(Error::closed("the copier")),
+        }
+    }))
+}
+
+pub(crate) struct Reader {
+    pub(crate) session: Session,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) lane: Arc<Lane>,
+    channel: Channel,
+    consumer: Consumer,
+    pub(crate) queue: String,
+    tags: Tags,
+    /// Fetched beyond the credit: at most the prefetch.
+    stash: VecDeque<Delivery>,
+    ended: Option<Error>,
+    frames: Vec<Frame>,
+    flush: Option<(u64, BoxFuture<'static, lapin::Result<()>>)>,
+    jobs: UnboundedSender<Copy>,
+    done: UnboundedReceiver<Copy>,
+    /// Whether takes are counted.
+    tracked: bool,
+    alone: Option<Alone>,
+    cancelled: bool,
+}
+
+impl Reader {
+    async fn run(mut self) -> End {
+        let mut plan = Plan::default();
+        let mut exceptions = Vec::new();
+        let end = loop {
+            if self.flush.is_none() {
+                self.tags.acks(&mut self.frames);
+                if !self.frames.is_empty() {
+                    self.start_flush(0);
+                }
+            }
+            let (stop, draining) = (self.session.stop.clone(), self.session.draining.clone());
+            let settles = self.session.settles.clone();
+            let drained = self.cancelled;
+            let mut alone = self.alone.take();
+            let event = tokio::select! { biased;
+                () = stop.cancelled() => What::Stop,
+                () = draining.cancelled(), if !drained => What::Drain,
+                written = poll_flush(&mut self.flush), if self.flush.is_some() => What::Written(written),
+                () = settles.take(&mut plan), if self.flush.is_none() => What::Plan,
+                Some(copy) = self.done.recv() => What::Copied(copy),
+                event = Alone::next(&mut alone, drained) => What::Alone(event),
+                arrived = poll_fn(|cx| poll_fetch(&mut self.consumer, &mut self.stash, &mut self.tags, &mut self.ended, &self.session, cx)),
+                    if !drained => What::Arrived(arrived),
+            };
+            self.alone = alone;
+            match event {
+                What::Stop => break End::Closed,
+                What::Drain => self.drain().await,
+                What::Written(Ok(upto)) => self.session.settles.confirm(upto, exceptions.drain(..)),
+                What::Written(Err(error)) => break End::Lost(fault("acknowledge", error)),
+                What::Plan => self.carry_out(&mut plan, &mut exceptions),
+                What::Copied(copy) => {
+                    self.tags.ack(copy.tag);
+                }
+                What::Alone(event) => {
+                    if let Err(error) = crate::alone::handle(&mut self, event).await {
+                        break End::Lost(error);
+                    }
+                }
+                What::Arrived(n) => {
+                    self.push(n);
+                    if self.stash.is_empty()
+                        && let Some(error) = self.ended.take()
+                    {
+                        break End::Lost(error);
+                    }
+                }
+            }
+        };
+        if matches!(end, End::Closed) {
+            self.finish(&mut plan, exceptions).await;
+        }
+        end
+    }
+
+    fn start_flush(&mut self, upto: u64) {
+        let frames = std::mem::take(&mut self.frames);
+        let channel = self.channel.clone();
+        self.flush = Some((upto, Box::pin(write_frames(channel, frames))));
+    }
+
+    fn carry_out(&mut self, plan: &mut Plan, exceptions: &mut Vec<(u64, Settled)>) {
+        for ack in plan.acks.drain(..) {
+            let known = match ack.token {
+                Token(tag, MAIN) => self.tags.ack(tag),
+                Token(tag, _) => self.alone.as_mut().is_some_and(|alone| alone.ack(tag)),
+            };
+            if !known {
+                exceptions.push((ack.op, Settled::Stale));
+            }
+        }
+        for other in plan.others.drain(..) {
+            match other.how {
+                Carry::Trial(n) => match &mut self.alone {
+                    Some(alone) => alone.trial(other.lane, other.token, other.message, n),
+                    None => self.session.settles.trial_recorded(other.lane, other.token),
+                },
+                Carry::Settle(_) => {
+                    let frame = match other.token {
+                        Token(tag, MAIN) => self.tags.requeue(tag),
+                        Token(tag, _) => {
+                            if let Some(alone) = &mut self.alone {
+                                alone.requeue(tag);
+                            }
+                            continue;
+                        }
+                    };
+                    match frame {
+                        Some(frame) => self.frames.push(frame),
+                        None => exceptions.push((other.op, Settled::Stale)),
+                    }
+                }
+            }
+        }
+        plan.noted.clear();
+        let upto = plan.upto;
+        plan.urgent = false;
+        self.tags.acks(&mut self.frames);
+        self.start_flush(upto);
+    }
+
+    /// Hands the first `n` of the stash on.
+    fn push(&mut self, n: usize) {
+        let now = millis(self.session.env.wall());
+        let mut batch = Vec::with_capacity(n);
+        for _ in 0..n {
+            let Some(delivery) = self.stash.pop_front() else { break };
+            let tag = delivery.delivery_tag;
+            let (exchange, key) = (delivery.exchange, delivery.routing_key);
+            let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
+            self.sort(tag, delivery.redelivered, arrived, now, &mut batch);
+        }
+        self.lane.push(batch);
+    }
+
+    fn sort(&mut self, tag: u64, redelivered: bool, arrived: Arrived, now: u64, batch: &mut Vec<Incoming>) {
+        let Arrived { message, mut notes, returned } = arrived;
+        let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
+        if !rest.is_zero() && (step(rest).is_some() || !self.lane.may_park()) {
+            let copy = Copy { tag, to: To::Delay(rest), message, notes };
+            // The copier ends after this loop.
+            let _ = self.jobs.send(copy);
+            return;
+        }
+        if redelivered && returned.is_none() && self.tracked && rest.is_zero() {
+            // A classic queue only says that it was taken before: the count is written on a copy first.
+            notes.takes += 1;
+            let _ = self.jobs.send(Copy { tag, to: To::Queue(self.queue.clone()), message, notes });
+            return;
+        }
+        let mut incoming = Incoming::new(Token(tag, MAIN), Position::default(), message);
+        incoming.attempt = notes.attempt.max(1);
+        incoming.takes = notes.takes.saturating_add(returned.unwrap_or(0)).saturating_add(1);
+        if rest.is_zero() {
+            batch.push(incoming);
+        } else {
+            self.lane.push_due(incoming, self.session.env.now() + rest);
+        }
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        millis(self.session.env.wall())
+    }
+
+    /// A close began: the broker is to give nothing more, and what nobody holds goes back, in order.
+    async fn drain(&mut self) {
+        self.cancelled = true;
+        let cancel = self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default());
+        // A broker that does not answer keeps what it sent until the channel ends.
+        if within(FAREWELL, "cancel the consumer", cancel).await.is_ok() {
+            while let Ok(Some(Ok(delivery))) = tokio::time::timeout(FAREWELL, self.consumer.next()).await {
+                self.tags.arrived(delivery.delivery_tag);
+                self.stash.push_back(delivery);
+            }
+        }
+        for delivery in std::mem::take(&mut self.stash) {
+            self.frames.extend(self.tags.requeue(delivery.delivery_tag));
+        }
+    }
+
+    async fn finish(mut self, plan: &mut Plan, mut exceptions: Vec<(u64, Settled)>) {
+        if !self.cancelled {
+            self.drain().await;
+        }
+        let limit = tokio::time::sleep(FAREWELL);
+        tokio::pin!(limit);
+        loop {
+            if self.flush.is_none() {
+                let more = poll_fn(|cx| Poll::Ready(self.session.settles.poll_take(cx, plan).is_ready())).await;
+                if more {
+                    self.carry_out(plan, &mut exceptions);
+                } else if self.frames.is_empty() {
+                    break;
+                } else {
+                    self.start_flush(0);
+                }
+            }
+            tokio::select! { biased;
+                () = &mut limit => break,
+                written = poll_flush(&mut self.flush) => match written {
+                    Ok(upto) => self.session.settles.confirm(upto, exceptions.drain(..)),
+                    Err(_) => break,
+                }
+            }
+        }
+        if let Some(alone) = self.alone.take() {
+            alone.close().await;
+        }
+        // Whatever is left unsettled goes back with the channel.
+        let _ = within(FAREWELL, "close the channel", self.channel.close(200, "OK".into())).await;
+    }
+}
+
+enum What {
+    Stop,
+    Drain,
+    Written(lapin::Result<u64>),
+    Plan,
+    Copied(Copy),
+    Alone(crate::alone::Event),
+    Arrived(usize),
+}
+
+async fn poll_flush(flush: &mut Option<(u64, BoxFuture<'static, lapin::Result<()>>)>) -> lapin::Result<u64> {
+    poll_fn(|cx| match flush {
+        Some((upto, future)) => {
+            let result = ready!(future.as_mut().poll(cx));
+            let upto = *upto;
+            *flush = None;
+            Poll::Ready(result.map(|()| upto))
+        }
+        None => Poll::Pending,
+    })
+    .await
+}
+
+/// Writes all, at once: awaiting each would cost a turn of the client's thread per frame.
+async fn write_frames(channel: Channel, frames: Vec<Frame>) -> lapin::Result<()> {
+    let mut writing = FuturesUnordered::new();
+    for frame in frames {
+        let channel = &channel;
+        writing.push(async move {
+            match frame {
+                Frame::Ack { tag, multiple } => channel.basic_ack(tag, BasicAckOptions { multiple }).await,
+                Frame::Requeue(tag) => {
+                    channel.basic_nack(tag, BasicNackOptions { multiple: false, requeue: true }).await
+                }
+            }
+        });
+    }
+    while let Some(written) = writing.next().await {
+        written?;
+    }
+    Ok(())
+}
+
+/// Ready with how many of the stash may be handed on, or when the consumer ended.
+fn poll_fetch(
+    consumer: &mut Consumer,
+    stash: &mut VecDeque<Delivery>,
+    tags: &mut Tags,
+    ended: &mut Option<Error>,
+    session: &Session,
+    cx: &mut Context<'_>,
+) -> Poll<usize> {
+    while ended.is_none() {
+        match consumer.poll_next_unpin(cx) {
+            Poll::Pending => break,
+            Poll::Ready(Some(Ok(delivery))) => {
+                tags.arrived(delivery.delivery_tag);
+                stash.push_back(delivery);
+            }
+            Poll::Ready(Some(Err(error))) => *ended = Some(fault("consume", error)),
+            Poll::Ready(None) => {
+                let text = "the broker cancelled the consumer: its queue was deleted, or its leader moved";
+                *ended = Some(Error::new(ErrorKind::Disconnected, text));
+            }
+        }
+    }
+    if ended.is_some() {
+        // Nothing of this channel can be settled any more.
+        stash.clear();
+        return Poll::Ready(0);
+    }
+    if stash.is_empty() {
+        return Poll::Pending;
+    }
+    let credit = ready!(session.flow.poll_credit(cx));
+    let (mut n, mut bytes) = (0, 0);
+    for delivery in stash.iter() {
+        let size = delivery.data.len();
+        if n >= credit.count || (n > 0 && bytes + size > credit.bytes) {
+            break;
+        }
+        n += 1;
+        bytes += size;
+    }
+    Poll::Ready(n)
+}
