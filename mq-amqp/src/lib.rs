@@ -9,6 +9,7 @@ mod copies;
 mod delay;
 mod driver;
 mod fault;
+mod flush;
 mod letters;
 mod options;
 mod probe;
