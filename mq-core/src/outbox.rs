@@ -51,6 +51,8 @@ struct Slot {
     retry_until: Option<Instant>,
     not_before: Option<Instant>,
     tries: u32,
+    /// An earlier try may have been stored, so that no later refusal tells of the message.
+    doubtful: bool,
     waker: Option<Waker>,
 }
 
@@ -153,6 +155,7 @@ impl Outbox {
         slot.retry_until = now.checked_add(self.retry_for);
         slot.not_before = None;
         slot.tries = 0;
+        slot.doubtful = false;
         slot.waker = None;
         let ticket = u64::from(slot.generation) << 32 | u64::from(index);
         if fits {
@@ -235,7 +238,10 @@ impl Outbox {
                 continue;
             }
             match result {
-                Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index),
+                Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index, &error),
+                Err(error) if slot.doubtful => {
+                    self.finish(table, index, Err(error.with_outcome(Outcome::Unknown)), &mut wakers);
+                }
                 other => self.finish(table, index, other, &mut wakers),
             }
         }
@@ -262,8 +268,9 @@ impl Outbox {
         }
     }
 
-    fn requeue(table: &mut Table, index: u32) {
+    fn requeue(table: &mut Table, index: u32, why: &Error) {
         let slot = &mut table.slots[index as usize];
+        slot.doubtful |= why.outcome() != Some(Outcome::NotSent);
         slot.state = State::Queued;
         if slot.tries == 0
             && let Some(key) = slot.key
