@@ -1,5 +1,6 @@
 //! The driver of Streams: how a session starts, runs and ends.
 
+use crate::answer::failure;
 use crate::broadcast;
 use crate::connect::{Hub, Link};
 use crate::keys::{GroupKeys, stream};
@@ -10,7 +11,7 @@ use crate::send;
 use crate::settle::{level, settle_loop};
 use crate::tend::{adopt, leave, note_place, tend_loop};
 use crate::topology::{check_dead_letters, has_group, make_group, prepare_topic, start_id};
-use mq_api::{Capabilities, Error, ErrorKind, GapCause, Group, Provisioning, Result, Subscription};
+use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provisioning, Result, Subscription, Support};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
@@ -66,10 +67,18 @@ impl Streams {
         let start = start_id(sub.start, keep, &sub.topic)?;
         let lost = self.provide_group(link, &session, &keys, &group, &start, &memory).await?;
         if sub.dead_letter_topic().is_some() {
-            check_dead_letters(link, &keys).await?;
+            check_dead_letters(link, &keys, sub.provisioning).await?;
         }
         let mut conn = self.hub.own(link).await?;
         let client = client_id(&mut conn).await;
+        // Listed from now on, not from the first message on.
+        let name = redis::cmd("XGROUP")
+            .arg("CREATECONSUMER")
+            .arg(&keys.stream)
+            .arg(group.as_str())
+            .arg(&*session.member)
+            .take();
+        link.query(&name).await.map_err(|e| failure(e, "joining the group"))?;
         let sides = [keys.clone(), keys.again(group.as_str())].map(|keys| Side {
             keys,
             lane: session.open_lane(None, session.generation),
@@ -148,7 +157,7 @@ impl Streams {
                     "group '{group}' of topic '{}' does not exist; make it, or use the provisioning `create`",
                     sub.topic
                 );
-                Err(Error::new(ErrorKind::NotFound, text))
+                Err(Error::new(ErrorKind::Topology, text))
             }
         }
     }
@@ -228,7 +237,9 @@ impl Driver for Streams {
     }
 
     fn capabilities(&self) -> Arc<Capabilities> {
-        Arc::new(capabilities(&self.hub.options, self.hub.facts().as_deref()))
+        let all = capabilities(&self.hub.options, self.hub.facts().as_deref());
+        // It depends on the topic, so it is refused, or not, when that is known.
+        Arc::new(all.with(Feature::Replay, Support::Native))
     }
 
     async fn attach(&self, session: Session) -> Result<Run> {

@@ -90,7 +90,7 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
             && !crate::topology::has_group(link, &keys.stream, group.as_str()).await?
         {
             let text = format!("group '{group}' of topic '{}' does not exist", spec.topic);
-            return Err(Error::new(ErrorKind::NotFound, text));
+            return Err(Error::new(ErrorKind::Topology, text));
         }
     }
     let mut link = link.clone();
