@@ -44,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) mechanics: Mechanics,
     pub(crate) hooks: Arc<dyn Hooks>,
+    /// Topic and group, for the hooks.
+    pub(crate) source: Source,
     pub(crate) at_most_once: bool,
     pub(crate) broadcast: bool,
     pub(crate) crash_tracked: bool,
@@ -98,6 +100,7 @@ impl Shared {
             session: Mutex::new((HealthState::Connecting, String::new())),
             trouble: Mutex::default(),
             transient_until: Mutex::default(),
+            source: Source::new(sub.topic.clone(), sub.group_name().cloned()),
             sub,
             env,
         })
