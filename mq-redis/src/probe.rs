@@ -95,7 +95,9 @@ fn streams() -> Capabilities {
         .with(Feature::Redrive, Support::Emulated("through a side stream that only the group reads"))
         .with(
             Feature::Replay,
-            Support::Unsupported("topics remove what all groups handled; those in log mode (Retention::Log) are replayed"),
+            Support::Unsupported(
+                "topics remove what all groups handled; those in log mode (Retention::Log) are replayed",
+            ),
         )
         .with(Feature::Partitions, Support::Unsupported("a stream has no partitions; use one topic, or several"))
         .with(
