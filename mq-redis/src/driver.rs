@@ -7,6 +7,7 @@ use crate::keys::{GroupKeys, stream};
 use crate::member::{Member, Memory, Side};
 use crate::probe::capabilities;
 use crate::read::{client_id, read_loop};
+use crate::scripts::LEAVE;
 use crate::send;
 use crate::settle::{level, settle_loop};
 use crate::tend::{adopt, leave, note_place, tend_loop};
@@ -15,7 +16,7 @@ use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provision
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -28,11 +29,35 @@ use tokio::time::Instant;
 pub(crate) struct Streams {
     pub(crate) hub: Arc<Hub>,
     memories: Mutex<HashMap<(String, String, String), Arc<Mutex<Memory>>>>,
+    /// Names that were joined and not left yet.
+    names: Arc<Mutex<HashSet<Name>>>,
+}
+
+/// A member's name in a group, by the keys that leaving needs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Name {
+    stream: String,
+    tries: String,
+    group: String,
+    member: String,
 }
 
 impl Streams {
     pub(crate) fn new(hub: Arc<Hub>) -> Self {
-        Self { hub, memories: Mutex::default() }
+        Self { hub, memories: Mutex::default(), names: Arc::default() }
+    }
+
+    /// Leaves what members could not leave themselves, because their connection was lost when they closed.
+    pub(crate) async fn leave_names(&self) {
+        let names = std::mem::take(&mut *self.names.lock());
+        for name in names {
+            let Ok(link) = self.hub.link(&name.stream).await else { return };
+            let call = LEAVE.on(&[&name.stream, &name.tries]).arg(&name.group).arg(&name.member).arg("0");
+            // What is still pending keeps its name until it is taken over; the janitor removes it then.
+            if call.run(&link).await.is_err() {
+                return;
+            }
+        }
     }
 
     fn memory(&self, keys: &GroupKeys, group: &Group, member: &str) -> Arc<Mutex<Memory>> {
@@ -79,6 +104,13 @@ impl Streams {
             .arg(&*session.member)
             .take();
         link.query(&name).await.map_err(|e| failure(e, "joining the group"))?;
+        let name = Name {
+            stream: keys.stream.clone(),
+            tries: keys.tries.clone(),
+            group: group.as_str().to_owned(),
+            member: session.member.to_string(),
+        };
+        self.names.lock().insert(name.clone());
         let sides = [keys.clone(), keys.again(group.as_str())].map(|keys| Side {
             keys,
             lane: session.open_lane(None, session.generation),
@@ -120,7 +152,14 @@ impl Streams {
             // Handles of the session before are fenced. A new process under an old name: its predecessor died.
             adopt(&member, generation == 1).await?;
         }
-        Ok(Box::pin(run(member, conn, client)))
+        let names = self.names.clone();
+        Ok(Box::pin(async move {
+            let end = run(member, conn, client).await;
+            if let End::Closed = &end {
+                names.lock().remove(&name);
+            }
+            end
+        }))
     }
 
     /// Makes or verifies the group; says whether it had been lost.
