@@ -114,10 +114,7 @@ pub(crate) async fn supervise<S: Supervised>(
                     pause = pauses();
                 }
                 match end {
-                    End::Closed if stop.is_cancelled() => break,
-                    End::Closed => {
-                        Error::new(ErrorKind::Disconnected, "the session ended without having been asked to")
-                    }
+                    End::Closed => break,
                     End::Lost(error) if stop.is_cancelled() => {
                         it.lost(HealthState::Closed, &error);
                         break;
