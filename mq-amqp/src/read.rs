@@ -2,7 +2,7 @@
 //! was settled.
 
 use crate::alone::Alone;
-use crate::connect::{Connections, Role, within};
+use crate::connect::{Role, within};
 use crate::copies::{self, Copy, To};
 use crate::delay::{Ladder, millis, step};
 use crate::driver::Amqp;
@@ -10,13 +10,12 @@ use crate::fault::fault;
 use crate::options::GroupOptions;
 use crate::settle::{Frame, Tags};
 use crate::topology::{Declarer, Found, Place, short};
-use crate::wire::{Arrived, decode};
+use crate::url::QueueType;
+use crate::wire::{Arrived, Notes, decode};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
-};
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
@@ -32,6 +31,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 const ANSWER: Duration = Duration::from_secs(8);
 /// Longest wait while it ends: close has its own deadline, and a broker that is away gives everything back by itself.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// An acknowledgement has arrived after this time, if it arrives at all.
+const SETTLED_BY: Duration = Duration::from_secs(1);
 
 /// The second half of a token: the channel of the group's queue, or that of the suspects.
 pub(crate) const MAIN: u64 = 0;
@@ -51,7 +53,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     // Suspects are handed over alone only where they can end in the dead letters.
     let tracked = sub.dead_letter != DeadLetterPolicy::Forever && !session.at_most_once();
     let alone = match tracked {
-        true => Some(Alone::open(&connections, &mut declarer, &queue).await?),
+        true => Some(Alone::open(&connections, &mut declarer, &queue, kind, sub.provisioning).await?),
         false => None,
     };
     declarer.done().await;
@@ -83,9 +85,9 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
     let reader = Reader {
         lane: session.open_lane(None, session.generation),
-        connections,
         session,
         channel,
+        prefetch,
         consumer,
         queue,
         tags: Tags::default(),
@@ -96,7 +98,9 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         jobs,
         done,
         tracked,
+        classic: kind == QueueType::Classic && !matches!(place, Place::Queue(_)),
         alone,
+        copying: 0,
         cancelled: false,
     };
     Ok(Box::pin(async move {
@@ -110,9 +114,9 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
 
 pub(crate) struct Reader {
     pub(crate) session: Session,
-    pub(crate) connections: Arc<Connections>,
     pub(crate) lane: Arc<Lane>,
     channel: Channel,
+    prefetch: u16,
     consumer: Consumer,
     pub(crate) queue: String,
     tags: Tags,
@@ -125,7 +129,11 @@ pub(crate) struct Reader {
     done: UnboundedReceiver<Copy>,
     /// Whether takes are counted.
     tracked: bool,
-    alone: Option<Alone>,
+    /// Whether the queue is ours and classic, and so counts nothing.
+    classic: bool,
+    pub(crate) alone: Option<Alone>,
+    /// Copies that are not confirmed.
+    copying: usize,
     cancelled: bool,
 }
 
@@ -137,7 +145,7 @@ impl Reader {
             if self.flush.is_none() {
                 self.tags.acks(&mut self.frames);
                 if !self.frames.is_empty() {
-                    self.start_flush(0);
+                    self.start_flush(0, false);
                 }
             }
             let (stop, draining) = (self.session.stop.clone(), self.session.draining.clone());
@@ -160,9 +168,15 @@ impl Reader {
                 What::Drain => self.drain().await,
                 What::Written(Ok(upto)) => self.session.settles.confirm(upto, exceptions.drain(..)),
                 What::Written(Err(error)) => break End::Lost(fault("acknowledge", error)),
-                What::Plan => self.carry_out(&mut plan, &mut exceptions),
+                What::Plan => {
+                    if let Err(error) = self.carry_out(&mut plan, &mut exceptions).await {
+                        break End::Lost(error);
+                    }
+                }
                 What::Copied(copy) => {
-                    self.tags.ack(copy.tag);
+                    if let Err(error) = self.copied(copy).await {
+                        break End::Lost(error);
+                    }
                 }
                 What::Alone(event) => {
                     if let Err(error) = crate::alone::handle(&mut self, event).await {
@@ -185,50 +199,111 @@ impl Reader {
         end
     }
 
-    fn start_flush(&mut self, upto: u64) {
+    /// Writes what is due. With `sync` also waits until the broker has read it, as an answer on the same channel shows: that
+    /// it holds it is more than AMQP ever says, but a client that dies a moment later has not lost it on the way.
+    fn start_flush(&mut self, upto: u64, sync: bool) {
         let frames = std::mem::take(&mut self.frames);
-        let channel = self.channel.clone();
-        self.flush = Some((upto, Box::pin(write_frames(channel, frames))));
+        let (channel, prefetch) = (self.channel.clone(), self.prefetch);
+        let sync = sync && !frames.is_empty();
+        self.flush = Some((
+            upto,
+            Box::pin(async move {
+                write_frames(&channel, frames).await?;
+                if sync { read_by_broker(&channel, prefetch).await } else { Ok(()) }
+            }),
+        ));
     }
 
-    fn carry_out(&mut self, plan: &mut Plan, exceptions: &mut Vec<(u64, Settled)>) {
+    /// Writes what is settled now, and waits until the broker has read it.
+    pub(crate) async fn flush_now(&mut self) -> Result<()> {
+        self.tags.acks(&mut self.frames);
+        let frames = std::mem::take(&mut self.frames);
+        within(ANSWER, "acknowledge", async {
+            write_frames(&self.channel, frames).await?;
+            read_by_broker(&self.channel, self.prefetch).await
+        })
+        .await
+    }
+
+    /// A copy is confirmed: the original may go.
+    async fn copied(&mut self, copy: Copy) -> Result<()> {
+        self.copying -= 1;
+        match (copy.token, &mut self.alone) {
+            (Token(tag, MAIN), _) => {
+                self.tags.ack(tag);
+            }
+            (Token(tag, _), Some(alone)) => {
+                alone.ack(tag).await?;
+            }
+            _ => {}
+        }
+        match copy.notes.armed {
+            Some(number) => crate::alone::recorded(self, number).await,
+            None => {
+                if let (Token(_, crate::alone::ALONE), Some(alone)) = (copy.token, &mut self.alone) {
+                    // It was given back, and may be tried again at once.
+                    alone.look_now();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn start_copy(&mut self, copy: Copy) {
+        self.copying += 1;
+        // The copier ends after this loop.
+        let _ = self.jobs.send(copy);
+    }
+
+    async fn carry_out(&mut self, plan: &mut Plan, exceptions: &mut Vec<(u64, Settled)>) -> Result<()> {
         for ack in plan.acks.drain(..) {
-            let known = match ack.token {
-                Token(tag, MAIN) => self.tags.ack(tag),
-                Token(tag, _) => self.alone.as_mut().is_some_and(|alone| alone.ack(tag)),
+            let known = match self.alone.as_mut().and_then(|alone| alone.place(ack.token)) {
+                None => self.tags.ack(ack.token.0),
+                Some(tag) => match &mut self.alone {
+                    Some(alone) => alone.ack(tag).await?,
+                    None => false,
+                },
             };
             if !known {
                 exceptions.push((ack.op, Settled::Stale));
             }
         }
         for other in plan.others.drain(..) {
-            match other.how {
-                Carry::Trial(n) => match &mut self.alone {
+            if let Carry::Trial(n) = other.how {
+                match &mut self.alone {
                     Some(alone) => alone.trial(other.lane, other.token, other.message, n),
                     None => self.session.settles.trial_recorded(other.lane, other.token),
-                },
-                Carry::Settle(_) => {
-                    let frame = match other.token {
-                        Token(tag, MAIN) => self.tags.requeue(tag),
-                        Token(tag, _) => {
-                            if let Some(alone) = &mut self.alone {
-                                alone.requeue(tag);
-                            }
-                            continue;
-                        }
-                    };
-                    match frame {
-                        Some(frame) => self.frames.push(frame),
-                        None => exceptions.push((other.op, Settled::Stale)),
-                    }
                 }
+                continue;
+            }
+            // The engine asks for nothing else of this driver than to give back.
+            if self.classic
+                && let (Token(tag, MAIN), Some(alone), Some(message)) = (other.token, &mut self.alone, &other.message)
+                && let Some(notes) = alone.unmoved(other.token)
+            {
+                // Given back by the broker it would look like the victim of a crash: a copy does not.
+                let to = To::Queue(self.queue.clone());
+                let copy = Copy { token: Token(tag, MAIN), to, message: message.message.clone(), notes };
+                self.start_copy(copy);
+                continue;
+            }
+            let Some(tag) = self.alone.as_mut().and_then(|alone| alone.place(other.token)) else {
+                match self.tags.requeue(other.token.0) {
+                    Some(frame) => self.frames.push(frame),
+                    None => exceptions.push((other.op, Settled::Stale)),
+                }
+                continue;
+            };
+            match self.alone.as_ref().and_then(|alone| alone.release(tag, other.message)) {
+                Some(copy) => self.start_copy(copy),
+                None => exceptions.push((other.op, Settled::Stale)),
             }
         }
         plan.noted.clear();
-        let upto = plan.upto;
-        plan.urgent = false;
+        let (upto, urgent) = (plan.upto, std::mem::take(&mut plan.urgent));
         self.tags.acks(&mut self.frames);
-        self.start_flush(upto);
+        self.start_flush(upto, urgent);
+        Ok(())
     }
 
     /// Hands the first `n` of the stash on.
@@ -249,29 +324,31 @@ impl Reader {
         let Arrived { message, mut notes, returned } = arrived;
         let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
         if !rest.is_zero() && (step(rest).is_some() || !self.lane.may_park()) {
-            let copy = Copy { tag, to: To::Delay(rest), message, notes };
-            // The copier ends after this loop.
-            let _ = self.jobs.send(copy);
+            self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay(rest), message, notes });
             return;
         }
         if redelivered && returned.is_none() && self.tracked && rest.is_zero() {
-            // A classic queue only says that it was taken before: the count is written on a copy first.
+            // A classic queue only says that it was taken before: the count is written on a copy first. It comes by the
+            // shortest delay queue, so that the original's acknowledgement has arrived before anybody can die of the copy:
+            // else both would live on.
             notes.takes += 1;
-            let _ = self.jobs.send(Copy { tag, to: To::Queue(self.queue.clone()), message, notes });
+            let to = To::Delay(SETTLED_BY);
+            self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
             return;
         }
         let mut incoming = Incoming::new(Token(tag, MAIN), Position::default(), message);
         incoming.attempt = notes.attempt.max(1);
         incoming.takes = notes.takes.saturating_add(returned.unwrap_or(0)).saturating_add(1);
+        if (incoming.takes > 1 || notes != Notes::default())
+            && let Some(alone) = &mut self.alone
+        {
+            alone.note(incoming.token, notes);
+        }
         if rest.is_zero() {
             batch.push(incoming);
         } else {
             self.lane.push_due(incoming, self.session.env.now() + rest);
         }
-    }
-
-    pub(crate) fn now(&self) -> u64 {
-        millis(self.session.env.wall())
     }
 
     /// A close began: the broker is to give nothing more, and what nobody holds goes back, in order.
@@ -286,7 +363,17 @@ impl Reader {
             }
         }
         for delivery in std::mem::take(&mut self.stash) {
-            self.frames.extend(self.tags.requeue(delivery.delivery_tag));
+            let tag = delivery.delivery_tag;
+            if self.classic && self.alone.is_some() && !delivery.redelivered {
+                // As a release: given back by the broker it would look like the victim of a crash.
+                let (exchange, key) = (delivery.exchange, delivery.routing_key);
+                let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
+                let to = To::Queue(self.queue.clone());
+                let (message, notes) = (arrived.message, arrived.notes);
+                self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
+                continue;
+            }
+            self.frames.extend(self.tags.requeue(tag));
         }
     }
 
@@ -300,16 +387,24 @@ impl Reader {
             if self.flush.is_none() {
                 let more = poll_fn(|cx| Poll::Ready(self.session.settles.poll_take(cx, plan).is_ready())).await;
                 if more {
-                    self.carry_out(plan, &mut exceptions);
-                } else if self.frames.is_empty() {
-                    break;
+                    if self.carry_out(plan, &mut exceptions).await.is_err() {
+                        break;
+                    }
                 } else {
-                    self.start_flush(0);
+                    self.tags.acks(&mut self.frames);
+                    match self.frames.is_empty() {
+                        true if self.copying == 0 => break,
+                        true => {}
+                        false => self.start_flush(0, true),
+                    }
                 }
             }
             tokio::select! { biased;
                 () = &mut limit => break,
-                written = poll_flush(&mut self.flush) => match written {
+                Some(copy) = self.done.recv() => if self.copied(copy).await.is_err() {
+                    break;
+                },
+                written = poll_flush(&mut self.flush), if self.flush.is_some() => match written {
                     Ok(upto) => self.session.settles.confirm(upto, exceptions.drain(..)),
                     Err(_) => break,
                 }
@@ -346,11 +441,15 @@ async fn poll_flush(flush: &mut Option<(u64, BoxFuture<'static, lapin::Result<()
     .await
 }
 
+/// Any request that is answered does; this one changes nothing.
+async fn read_by_broker(channel: &Channel, prefetch: u16) -> lapin::Result<()> {
+    channel.basic_qos(prefetch, BasicQosOptions { global: false }).await
+}
+
 /// Writes all, at once: awaiting each would cost a turn of the client's thread per frame.
-async fn write_frames(channel: Channel, frames: Vec<Frame>) -> lapin::Result<()> {
+async fn write_frames(channel: &Channel, frames: Vec<Frame>) -> lapin::Result<()> {
     let mut writing = FuturesUnordered::new();
     for frame in frames {
-        let channel = &channel;
         writing.push(async move {
             match frame {
                 Frame::Ack { tag, multiple } => channel.basic_ack(tag, BasicAckOptions { multiple }).await,

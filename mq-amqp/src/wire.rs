@@ -42,8 +42,8 @@ pub(crate) struct Notes {
     pub(crate) takes: u32,
     /// How often it was handed over alone.
     pub(crate) trials: u32,
-    /// The copy that is to be handed over alone.
-    pub(crate) armed: bool,
+    /// The number of a copy that is to be handed over alone.
+    pub(crate) armed: Option<u64>,
 }
 
 /// What came with a message.
@@ -95,7 +95,7 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
     if let Some(at) = message.timestamp {
         let millis = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         properties = properties.with_timestamp(millis / 1000);
-        if millis % 1000 != 0 {
+        if !millis.is_multiple_of(1000) {
             put(MILLIS, AMQPValue::LongLongInt(millis as i64));
         }
     }
@@ -107,8 +107,8 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
             put(name, AMQPValue::LongInt(value as i32));
         }
     }
-    if notes.armed {
-        put(ARMED, AMQPValue::Boolean(true));
+    if let Some(number) = notes.armed {
+        put(ARMED, AMQPValue::LongLongInt(number as i64));
     }
     if let Some(due) = notes.due {
         put(DUE, AMQPValue::LongLongInt(due as i64));
@@ -121,7 +121,8 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
             last = Some(name);
             if name.starts_with("amqp.") {
                 let text = || {
-                    let text = std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
+                    let text =
+                        std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
                     short(&format!("header '{name}'"), text)
                 };
                 match name {
@@ -235,7 +236,7 @@ pub(crate) fn decode(properties: BasicProperties, exchange: &str, routing_key: &
                     ATTEMPT => notes.attempt = small(value),
                     TAKES => notes.takes = small(value),
                     TRIALS => notes.trials = small(value),
-                    ARMED => notes.armed = true,
+                    ARMED => notes.armed = number(value),
                     DUE => notes.due = number(value),
                     "x-delivery-count" => returned = Some(small(value)),
                     _ if is_private(name) => {}
@@ -371,7 +372,7 @@ mod tests {
 
     #[test]
     fn notes_are_not_shown() {
-        let notes = Notes { attempt: 3, due: Some(9), takes: 4, trials: 1, armed: true };
+        let notes = Notes { attempt: 3, due: Some(9), takes: 4, trials: 1, armed: Some(5) };
         let out = encode(&Message::new("x"), &notes, 1, 0).unwrap();
         let got = decode(out.properties, "", "q", b"x".to_vec());
         assert_eq!(got.notes, notes);

@@ -85,10 +85,26 @@ impl Deliveries {
     }
 
     /// Takes the next one.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Option<Delivery> {
         let Item { message, position, attempt } = self.items.get_mut(self.at)?.take()?;
         self.at += 1;
+        let ticket = match self.runs.front_mut() {
+            // Neither the last of its run nor of the batch: nothing to tidy up.
+            Some(run) if run.n > 1 => {
+                let slot = run.first;
+                run.first += 1;
+                run.n -= 1;
+                Ticket::new(run.lane.clone(), slot)
+            }
+            _ => self.last_of_run()?,
+        };
+        Some(Delivery::new(message, position, attempt, ticket))
+    }
+
+    /// The ticket of the last delivery of a run.
+    #[inline(never)]
+    fn last_of_run(&mut self) -> Option<Ticket> {
         if self.at == self.items.len() {
             self.items.clear();
             self.at = 0;
@@ -101,7 +117,7 @@ impl Deliveries {
         run.first += 1;
         run.n -= 1;
         let lane = if run.n == 0 { self.runs.pop_front()?.lane } else { run.lane.clone() };
-        Some(Delivery::new(message, position, attempt, Ticket::new(lane, slot)))
+        Some(Ticket::new(lane, slot))
     }
 
     /// Acknowledges all that are left: one call per run. The answer is that of the last run, or the first that is not
@@ -231,16 +247,17 @@ pub struct AckRun {
 
 impl AckRun {
     /// Adds one.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, ticket: Ticket) {
         let Some((lane, slot)) = ticket.into_parts() else { return };
-        if let Some(own) = &self.lane
-            && self.first + u64::from(self.n) == slot
-            && Arc::ptr_eq(own, &lane)
-        {
-            self.n += 1;
-            return;
+        match &self.lane {
+            Some(own) if self.first + u64::from(self.n) == slot && Arc::ptr_eq(own, &lane) => self.n += 1,
+            _ => self.begin(lane, slot),
         }
+    }
+
+    #[inline(never)]
+    fn begin(&mut self, lane: Arc<dyn Settle>, slot: u64) {
         self.flush();
         self.lane = Some(lane);
         self.first = slot;

@@ -1,9 +1,10 @@
 //! Messages on their way to the broker: accepted, queued, flying, outcome. One window of messages and bytes, a first-in
 //! first-out waiting room before it, retries of unknown outcomes in order, time limits.
 
+use crate::hooks::Hooks;
 use crate::keeper::Target;
 use crate::keygate::key_hash;
-use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending};
+use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending, Topic};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -73,22 +74,34 @@ struct Table {
 
 /// See the module.
 pub struct Outbox {
+    hooks: Arc<dyn Hooks>,
+    topic: Topic,
     table: Mutex<Table>,
     max: usize,
     max_bytes: usize,
     retry_for: Duration,
     timeout: Duration,
+    /// Told of outcomes, for what the program sends; not for copies.
+    told: Option<(Arc<dyn Hooks>, Topic)>,
     me: std::sync::Weak<Outbox>,
 }
 
 impl Outbox {
-    pub(crate) fn new(spec: &ProducerSpec) -> Arc<Self> {
+<<<<<<< HEAD
+    pub(crate) fn new(spec: &ProducerSpec, hooks: Arc<dyn Hooks>) -> Arc<Self> {
+=======
+    pub(crate) fn new(spec: &ProducerSpec, told: Option<Arc<dyn Hooks>>) -> Arc<Self> {
+        let told = told.map(|hooks| (hooks, spec.topic.clone()));
+>>>>>>> redis
         Arc::new_cyclic(|me| Self {
+            hooks,
+            topic: spec.topic.clone(),
             table: Mutex::default(),
             max: spec.max_in_flight,
             max_bytes: spec.max_in_flight_bytes,
             retry_for: spec.retry_for,
             timeout: spec.send_timeout,
+            told,
             me: me.clone(),
         })
     }
@@ -226,6 +239,7 @@ impl Outbox {
     /// For the driver, from any thread: outcomes. One lock for all. Errors without outcome count as unknown.
     pub fn complete(&self, results: impl IntoIterator<Item = (u64, SendResult)>) {
         let mut wakers = Vec::new();
+        let mut sent = 0;
         let mut guard = self.table.lock();
         let table = &mut *guard;
         for (ticket, result) in results {
@@ -236,7 +250,15 @@ impl Outbox {
             }
             match result {
                 Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index),
-                other => self.finish(table, index, other, &mut wakers),
+                other => {
+<<<<<<< HEAD
+                    // Copies of retries and dead letters are no sends of the program's.
+                    sent += usize::from(other.is_ok() && matches!(slot.target, Some(Target::Topic)));
+=======
+                    sent += usize::from(other.is_ok());
+>>>>>>> redis
+                    self.finish(table, index, other, &mut wakers);
+                }
             }
         }
         self.admit(table);
@@ -246,6 +268,18 @@ impl Outbox {
             wakers.append(&mut table.flush);
         }
         drop(guard);
+<<<<<<< HEAD
+        if sent > 0 {
+            // Before the senders learn of it, so that whoever awaited a send finds it counted.
+            self.hooks.sent(&self.topic, sent);
+=======
+        // Before anybody who waits can look.
+        if sent > 0
+            && let Some((hooks, topic)) = &self.told
+        {
+            hooks.sent(topic, sent);
+>>>>>>> redis
+        }
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -293,7 +327,15 @@ impl Outbox {
         table.used -= 1;
         table.bytes -= slot.size as usize;
         slot.message.clear();
+<<<<<<< HEAD
+        if let (Err(error), Some(Target::Topic)) = (&result, slot.target.take()) {
+            self.hooks.send_failed(&self.topic, error);
+=======
         slot.target = None;
+        if let (Err(error), Some((hooks, topic))) = (&result, &self.told) {
+            hooks.send_failed(topic, error);
+>>>>>>> redis
+        }
         if slot.forgotten {
             table.unobserved += u64::from(result.is_err());
             Self::release(slot);

@@ -1,0 +1,287 @@
+//! The clients of librdkafka: their settings, each with its reason, and what they tell us by call-back.
+
+use crate::fault;
+use crate::url::Settings;
+use mq_api::{Error, ErrorKind};
+use parking_lot::Mutex;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::producer::{DeliveryResult, ProducerContext};
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{Statistics, TopicPartitionList};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A change of the assignment that the driver has still to act on.
+pub(crate) enum Change {
+    Assign(TopicPartitionList),
+    Revoke { list: TopicPartitionList, lost: bool },
+}
+
+#[derive(Default)]
+struct Told {
+    changes: Mutex<VecDeque<Change>>,
+    refused: Mutex<Option<(ErrorKind, String)>>,
+    down: Mutex<Option<String>>,
+    closing: AtomicBool,
+}
+
+/// What a client tells by call-back. Nothing here blocks: the driver acts later, from its own loop.
+#[derive(Clone, Default)]
+pub(crate) struct Ctx(Arc<Told>);
+
+impl Ctx {
+    pub(crate) fn next_change(&self) -> Option<Change> {
+        self.0.changes.lock().pop_front()
+    }
+
+    /// From now on revocations are answered at once: nobody drives any more.
+    pub(crate) fn close(&self) {
+        self.0.closing.store(true, Ordering::Release);
+    }
+
+    /// Credentials, permissions or TLS that the broker refused.
+    pub(crate) fn refused(&self) -> Option<Error> {
+        let (kind, text) = self.0.refused.lock().clone()?;
+        Some(Error::new(kind, text))
+    }
+
+    pub(crate) fn forget_refusal(&self) {
+        *self.0.refused.lock() = None;
+    }
+
+    /// Why no broker can be reached, if so.
+    pub(crate) fn down(&self) -> Option<String> {
+        self.0.down.lock().clone()
+    }
+
+    pub(crate) fn is_up(&self) {
+        *self.0.down.lock() = None;
+    }
+}
+
+impl ClientContext for Ctx {
+    fn log(&self, level: RDKafkaLogLevel, fac: &str, message: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+                tracing::error!(target: "librdkafka", fac, "{message}");
+            }
+            // An outage gives dozens a second; health says it once.
+            RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning | RDKafkaLogLevel::Notice => {
+                tracing::debug!(target: "librdkafka", fac, "{message}");
+            }
+            _ => tracing::trace!(target: "librdkafka", fac, "{message}"),
+        }
+    }
+
+    fn stats(&self, _: Statistics) {}
+
+    fn stats_raw(&self, _: &[u8]) {}
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "librdkafka", %error, "{reason}");
+        let Some(code) = error.rdkafka_error_code() else { return };
+        let kind = fault::kind(code);
+        match kind {
+            ErrorKind::Auth | ErrorKind::Tls | ErrorKind::Permission => {
+                let refusal = fault::error("the broker refused", error);
+                *self.0.refused.lock() = Some((kind, format!("{} ({reason})", refusal.context())));
+            }
+            ErrorKind::Unavailable | ErrorKind::Disconnected
+                if code == Code::AllBrokersDown || code == Code::Resolve =>
+            {
+                *self.0.down.lock() = Some(reason.to_owned());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl ConsumerContext for Ctx {
+    /// Only takes note. The assignment changes when the driver calls `incremental_assign` or `incremental_unassign`, so that
+    /// what is in hand can be finished while other partitions flow.
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let assigns = code == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        if self.0.closing.load(Ordering::Acquire) {
+            let _ = if assigns { consumer.incremental_assign(list) } else { consumer.incremental_unassign(list) };
+            return;
+        }
+        let change = match assigns {
+            true => Change::Assign(list.clone()),
+            false => Change::Revoke { list: list.clone(), lost: consumer.assignment_lost() },
+        };
+        self.0.changes.lock().push_back(change);
+    }
+}
+
+impl ProducerContext for Ctx {
+    type DeliveryOpaque = usize;
+
+    /// Not used: reports are read in batches, see `send`.
+    fn delivery(&self, _: &DeliveryResult<'_>, _: usize) {}
+}
+
+fn set_all(config: &mut ClientConfig, properties: &[(&str, &str)]) {
+    for (name, value) in properties {
+        config.set(*name, *value);
+    }
+}
+
+/// What every client has.
+pub(crate) fn base(settings: &Settings) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set_log_level(RDKafkaLogLevel::Warning);
+    config.set("bootstrap.servers", &settings.brokers);
+    set_all(
+        &mut config,
+        &[
+            ("client.id", "anymq"),
+            // Half-open connections are noticed by the kernel too.
+            ("socket.keepalive.enable", "true"),
+            // A topic made by another program is seen within this time. Default 5 min.
+            ("topic.metadata.refresh.interval.ms", "5000"),
+            // Back within 2 s after the broker is. Default 10 s.
+            ("reconnect.backoff.max.ms", "1000"),
+            // A connection that cannot be made is tried again sooner. Default 30 s.
+            ("socket.connection.setup.timeout.ms", "10000"),
+        ],
+    );
+    let protocol = match (settings.tls, settings.user.is_some()) {
+        (false, false) => "plaintext",
+        (true, false) => "ssl",
+        (false, true) => "sasl_plaintext",
+        (true, true) => "sasl_ssl",
+    };
+    config.set("security.protocol", protocol);
+    if let Some(user) = &settings.user {
+        config.set("sasl.mechanisms", &settings.mechanism);
+        config.set("sasl.username", user);
+        config.set("sasl.password", settings.password.as_deref().unwrap_or_default());
+    }
+    for (name, value) in &settings.native {
+        if !is_for_one_kind(name) {
+            config.set(name, value);
+        }
+    }
+    config
+}
+
+/// librdkafka warns of properties that are for the other kind of client.
+fn is_for_one_kind(name: &str) -> bool {
+    is_consumers(name) || is_producers(name)
+}
+
+fn is_consumers(name: &str) -> bool {
+    name.starts_with("fetch.")
+        || name.starts_with("queued.")
+        || name.starts_with("group.")
+        || name.starts_with("heartbeat.")
+        || name == "check.crcs"
+        || name == "max.partition.fetch.bytes"
+}
+
+fn is_producers(name: &str) -> bool {
+    name.starts_with("queue.buffering.")
+        || name.starts_with("compression.")
+        || name.starts_with("linger.")
+        || name.starts_with("batch.")
+        || name.starts_with("sticky.")
+        || matches!(name, "retries" | "message.send.max.retries" | "retry.backoff.ms" | "max.in.flight")
+}
+
+/// A consumer: of a group, or of one of its own for broadcast and looking.
+pub(crate) fn consumer(settings: &Settings, group: &str, lease: Duration, native: &[(String, String)]) -> ClientConfig {
+    let mut config = base(settings);
+    config.set("group.id", group);
+    set_all(
+        &mut config,
+        &[
+            // Commits carry metadata, are awaited and fenced: ours.
+            ("enable.auto.commit", "false"),
+            ("enable.auto.offset.store", "false"),
+            // The start of the subscription is resolved once and committed; this is for partitions added later.
+            ("auto.offset.reset", "earliest"),
+            // A full queue is looked at again after this. Default 1000 ms, which stalls the consumer for a second.
+            ("fetch.queue.backoff.ms", "20"),
+            // What librdkafka holds beside our own bound, per partition; its default of 64 MB is per partition too.
+            ("queued.max.messages.kbytes", "16384"),
+            ("queued.min.messages", "10000"),
+            ("enable.partition.eof", "false"),
+            ("allow.auto.create.topics", "false"),
+            ("check.crcs", "true"),
+            ("isolation.level", "read_committed"),
+        ],
+    );
+    let by_broker = settings.native.get("group.protocol").is_some_and(|p| p == "consumer");
+    if !by_broker {
+        let session = session(settings, lease);
+        config.set("session.timeout.ms", session.as_millis().to_string());
+        config.set("heartbeat.interval.ms", heartbeat(session).as_millis().to_string());
+        config.set("partition.assignment.strategy", "cooperative-sticky");
+        // The driver polls by itself, so this bounds only how long a partition may take to move.
+        config.set("max.poll.interval.ms", session.max(MOVE_LIMIT).as_millis().to_string());
+    }
+    let set = settings.native.iter().filter(|(name, _)| is_consumers(name));
+    for (name, value) in set.chain(native.iter().map(|(n, v)| (n, v))) {
+        config.set(name, value);
+    }
+    config
+}
+
+/// Longest time that a partition may take to move, librdkafka's default for `max.poll.interval.ms`.
+pub(crate) const MOVE_LIMIT: Duration = Duration::from_secs(300);
+
+/// The session of a lease: a member that is silent this long is dead.
+pub(crate) fn session(settings: &Settings, lease: Duration) -> Duration {
+    // Half an hour is the brokers' default maximum.
+    lease.clamp(settings.min_session, Duration::from_secs(1800).max(settings.min_session))
+}
+
+/// Heartbeats: a rebalance is noticed within one, so never more than librdkafka's default of 3 s.
+fn heartbeat(session: Duration) -> Duration {
+    (session / 6).clamp(Duration::from_millis(100), Duration::from_secs(3))
+}
+
+/// A producer. `retry_for` is the time in which librdkafka retries, without duplicates and in order.
+pub(crate) fn producer(
+    settings: &Settings,
+    max_message: usize,
+    retry_for: Duration,
+    native: &[(String, String)],
+) -> ClientConfig {
+    let mut config = base(settings);
+    set_all(
+        &mut config,
+        &[
+            ("enable.idempotence", "true"),
+            ("acks", "all"),
+            // As the Java client and most others do; librdkafka's default is CRC32.
+            ("partitioner", "murmur2_random"),
+            // Batches form while requests fly; waiting for more makes an awaited send twenty times slower.
+            ("linger.ms", "0"),
+            ("compression.type", "lz4"),
+            // Our own window is below these, so that the queue is never full.
+            ("queue.buffering.max.messages", "10000000"),
+            ("queue.buffering.max.kbytes", "2097151"),
+            ("enable.gapless.guarantee", "false"),
+        ],
+    );
+    // Room for the dead-letter envelope above the largest message.
+    config.set("message.max.bytes", (max_message + ENVELOPE).max(1_000_000).min(1_000_000_000).to_string());
+    config.set("message.timeout.ms", retry_for.max(SHORTEST_SEND).as_millis().to_string());
+    let set = settings.native.iter().filter(|(name, _)| is_producers(name));
+    for (name, value) in set.chain(native.iter().map(|(n, v)| (n, v))) {
+        config.set(name, value);
+    }
+    config
+}
+
+/// Shortest time limit of a message inside librdkafka: less ends idempotence with a fatal error after a short brown-out.
+const SHORTEST_SEND: Duration = Duration::from_secs(10);
+
+/// Room for the headers of an envelope, and for our own.
+pub(crate) const ENVELOPE: usize = 64 << 10;

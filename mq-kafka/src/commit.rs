@@ -1,0 +1,164 @@
+//! The committer: a thread beside the driver for the calls of a consumer that block. A synchronous commit has no time limit of
+//! its own, so it must never run where partitions are polled, nor on a runtime.
+
+use crate::client::Ctx;
+use crate::ffi::{self, Entry};
+use crate::{fault, topology::REQUEST};
+use mq_api::{Error, ErrorKind, Result};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::{Offset, TopicPartitionList};
+use std::sync::{Arc, mpsc};
+use std::thread::{JoinHandle, Thread};
+use std::time::Duration;
+
+/// What is committed of one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+    pub(crate) offset: u64,
+    pub(crate) metadata: String,
+}
+
+pub(crate) enum Job {
+    /// Offsets and metadata of these partitions.
+    Load(Vec<(Arc<str>, i32)>),
+    Commit(Vec<Mark>),
+    /// Whether a topic exists.
+    Look(Arc<str>),
+    /// The first offset that a partition still has.
+    Low {
+        topic: Arc<str>,
+        partition: i32,
+        expected: u64,
+    },
+}
+
+pub(crate) enum Done {
+    Loaded(Result<Vec<Entry>>),
+    Committed(Result<(), Code>),
+    Looked(Result<bool>),
+    Low { partition: i32, expected: u64, low: Option<u64> },
+}
+
+/// The driver's end of the committer.
+pub(crate) struct Committer {
+    jobs: Option<mpsc::Sender<Job>>,
+    done: mpsc::Receiver<Done>,
+    thread: JoinHandle<()>,
+}
+
+impl Committer {
+    /// Starts one; it unparks `driver` when something is done.
+    pub(crate) fn start(consumer: Arc<BaseConsumer<Ctx>>, driver: Thread) -> Result<Self> {
+        let (jobs, todo) = mpsc::channel();
+        let (tell, done) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("anymq-kafka-commit".to_owned()).spawn(move || {
+            while let Ok(job) = todo.recv() {
+                let told = tell.send(carry_out(&consumer, job));
+                driver.unpark();
+                if told.is_err() {
+                    return;
+                }
+            }
+        });
+        let thread = thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the committer").with_source(e))?;
+        Ok(Self { jobs: Some(jobs), done, thread })
+    }
+
+    pub(crate) fn ask(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            // It ends only when this end does.
+            let _ = jobs.send(job);
+        }
+    }
+
+    pub(crate) fn next(&self) -> Option<Done> {
+        self.done.try_recv().ok()
+    }
+
+    pub(crate) fn next_within(&self, limit: Duration) -> Option<Done> {
+        self.done.recv_timeout(limit).ok()
+    }
+
+    /// Asks it to end; true if it did within `limit`. Else it ends by itself when its call returns.
+    pub(crate) fn end(mut self, limit: Duration) -> bool {
+        self.jobs = None;
+        let until = std::time::Instant::now() + limit;
+        while !self.thread.is_finished() {
+            if std::time::Instant::now() >= until {
+                return false;
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        self.thread.join().is_ok()
+    }
+}
+
+fn carry_out(consumer: &BaseConsumer<Ctx>, job: Job) -> Done {
+    match job {
+        Job::Load(partitions) => Done::Loaded(load(consumer, &partitions)),
+        Job::Commit(marks) => Done::Committed(commit(consumer, &marks)),
+        Job::Look(topic) => Done::Looked(look(consumer, &topic)),
+        Job::Low { topic, partition, expected } => {
+            let low = consumer.fetch_watermarks(&topic, partition, REQUEST).ok();
+            Done::Low { partition, expected, low: low.and_then(|(low, _)| u64::try_from(low).ok()) }
+        }
+    }
+}
+
+fn load(consumer: &BaseConsumer<Ctx>, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Entry>> {
+    let mut list = TopicPartitionList::with_capacity(partitions.len().max(1));
+    for (topic, partition) in partitions {
+        list.add_partition(topic, *partition);
+    }
+    let doing = "reading where the group is";
+    let found = consumer.committed_offsets(list, REQUEST).map_err(|e| fault::error(doing, e))?;
+    let mut found = ffi::entries(&found);
+    for entry in &mut found {
+        if let Some(code) = entry.error {
+            return Err(fault::coded(doing, code));
+        }
+        if entry.offset < 0 {
+            // Added to the topic later, or its offset expired: from its first message on.
+            let marks = consumer.fetch_watermarks(&entry.topic, entry.partition, REQUEST);
+            entry.offset = marks.map_err(|e| fault::error(doing, e))?.0.max(0);
+        }
+    }
+    Ok(found)
+}
+
+fn commit(consumer: &BaseConsumer<Ctx>, marks: &[Mark]) -> Result<(), Code> {
+    let mut list = TopicPartitionList::with_capacity(marks.len().max(1));
+    for mark in marks {
+        let mut entry = list.add_partition(&mark.topic, mark.partition);
+        let offset = i64::try_from(mark.offset).unwrap_or(i64::MAX);
+        if entry.set_offset(Offset::Offset(offset)).is_err() {
+            return Err(Code::InvalidArgument);
+        }
+        if !mark.metadata.is_empty() {
+            entry.set_metadata(&mark.metadata);
+        }
+    }
+    match consumer.commit(&list, CommitMode::Sync) {
+        Ok(()) => match ffi::entries(&list).into_iter().find_map(|e| e.error) {
+            None => Ok(()),
+            Some(code) => Err(code),
+        },
+        Err(KafkaError::ConsumerCommit(Code::NoOffset)) => Ok(()),
+        Err(error) => Err(error.rdkafka_error_code().unwrap_or(Code::Fail)),
+    }
+}
+
+fn look(consumer: &BaseConsumer<Ctx>, topic: &str) -> Result<bool> {
+    let found = consumer.fetch_metadata(Some(topic), Duration::from_secs(2));
+    let found = found.map_err(|e| fault::error(format_args!("looking up topic '{topic}'"), e))?;
+    Ok(found.topics().iter().any(|t| {
+        let unknown = matches!(
+            t.error().map(Code::from),
+            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition)
+        );
+        t.name() == topic && !unknown
+    }))
+}

@@ -1,0 +1,199 @@
+//! Connecting, and the broker that programs hold.
+
+use crate::admin::KafkaAdmin;
+use crate::driver::{self, Kafka};
+use crate::topology::Cluster;
+use crate::url::Settings;
+use mq_api::{
+    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Error, HealthSetter, HealthState, HealthWatch,
+    Producer, ProducerSpec, Result, Subscription, async_trait,
+};
+use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, Hooks, NoHooks};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Connects to the brokers of a `kafka://` or `kafkas://` URL. See the crate's documentation for its parameters.
+///
+/// # Errors
+/// `Config` names what is wrong with the URL. `Auth`, `Tls` and `Permission` carry the broker's words and come at once. A broker
+/// that is down is waited for, up to `connect_timeout` (30 s); then `Unavailable`.
+pub async fn connect(url: &str) -> Result<Arc<dyn Broker>> {
+    connect_with(url, Arc::new(NoHooks)).await
+}
+
+/// The same, with listeners for metrics and traces.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_with(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<dyn Broker>> {
+    let settings = Arc::new(Settings::parse(url)?);
+    if settings.exposes_password() {
+        tracing::warn!("the password goes in clear to {}; use kafkas:// (TLS) or sasl=scram-sha-512", settings.brokers);
+    }
+    let env = Env::own_thread("anymq-kafka-rt", None)?;
+    let limit = settings.connect_timeout;
+    let cluster = Arc::new(Cluster::new(settings, env.clone())?);
+    let up = cluster.blocking(move |cluster| {
+        let id = cluster.wait_up(limit)?;
+        Ok((id, cluster.level()))
+    });
+    let (id, level) = match up.await {
+        Ok(up) => up,
+        Err(error) => {
+            let closing = cluster.clone();
+            let _ = cluster.blocking(move |_| Ok(closing.close())).await;
+            env.shut_down(Duration::from_secs(1)).await;
+            return Err(error);
+        }
+    };
+    let mut capabilities = driver::capabilities(level);
+    // Brokers do not tell their version; the cluster's id is what they tell of themselves.
+    capabilities.server = id.map(|id| format!("Kafka cluster {id}"));
+    let health = HealthSetter::new(HealthState::Running, env.wall());
+    let stop = CancellationToken::new();
+    env.spawn(watch(cluster.clone(), health.clone(), stop.clone()));
+    Ok(Arc::new(KafkaBroker {
+        driver: Arc::new(Kafka::new(cluster.clone(), capabilities)),
+        cluster,
+        env,
+        hooks,
+        health,
+        stop,
+        made: Mutex::default(),
+        closed: tokio::sync::Mutex::new(None),
+    }))
+}
+
+/// Health of the connection: what the looking client tells, and whether it is back.
+async fn watch(cluster: Arc<Cluster>, health: HealthSetter, stop: CancellationToken) {
+    loop {
+        tokio::select! { biased;
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_millis(250)) => {}
+        }
+        cluster.serve();
+        let Some(why) = cluster.down() else {
+            health.set(HealthState::Running, "", cluster.env.wall());
+            continue;
+        };
+        health.set(HealthState::Reconnecting, why, cluster.env.wall());
+        // Clears it when a broker answers.
+        let _ = cluster.blocking(|cluster| cluster.wait_up(Duration::from_millis(500))).await;
+    }
+}
+
+#[derive(Default)]
+struct Made {
+    consumers: Vec<ConsumerControl>,
+    producers: Vec<Arc<EngineProducer>>,
+    closed: bool,
+}
+
+/// A connection to Kafka.
+struct KafkaBroker {
+    driver: Arc<Kafka>,
+    cluster: Arc<Cluster>,
+    env: Env,
+    hooks: Arc<dyn Hooks>,
+    health: HealthSetter,
+    stop: CancellationToken,
+    made: Mutex<Made>,
+    closed: tokio::sync::Mutex<Option<CloseReport>>,
+}
+
+impl KafkaBroker {
+    fn check_open(&self) -> Result<()> {
+        match self.made.lock().closed {
+            true => Err(Error::closed("the connection")),
+            false => Ok(()),
+        }
+    }
+
+    fn policy(&self) -> ConnectPolicy {
+        ConnectPolicy {
+            first: self.cluster.settings.connect_timeout,
+            attempt: Duration::from_secs(20),
+            ..Default::default()
+        }
+    }
+}
+
+#[async_trait]
+impl Broker for KafkaBroker {
+    fn capabilities(&self) -> Arc<Capabilities> {
+        self.driver.capabilities()
+    }
+
+    async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
+        self.check_open()?;
+        let producer =
+            EngineProducer::start(self.driver.clone(), spec, self.env.clone(), self.hooks.clone(), self.policy())
+                .await?;
+        self.made.lock().producers.push(producer.clone());
+        Ok(producer)
+    }
+
+    async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
+        self.check_open()?;
+        let hooks = self.hooks.clone();
+        let consumer =
+            EngineConsumer::start(self.driver.clone(), subscription, self.env.clone(), hooks, self.policy()).await?;
+        self.made.lock().consumers.push(consumer.control());
+        Ok(Box::new(consumer))
+    }
+
+    fn admin(&self) -> Arc<dyn Admin> {
+        Arc::new(KafkaAdmin::new(self.cluster.clone()))
+    }
+
+    fn health(&self) -> HealthWatch {
+        self.health.watch()
+    }
+
+    async fn close(&self, deadline: Duration) -> CloseReport {
+        let mut closed = self.closed.lock().await;
+        if let Some(report) = *closed {
+            return report;
+        }
+        let made = {
+            let mut made = self.made.lock();
+            made.closed = true;
+            std::mem::take(&mut *made)
+        };
+        self.made.lock().closed = true;
+        let mut report = CloseReport::default();
+        let consumers: Vec<_> = made.consumers.iter().map(|c| self.env.spawn(c.close(deadline))).collect();
+        for consumer in consumers {
+            report += consumer.await.unwrap_or_default();
+        }
+        let producers: Vec<_> =
+            made.producers.into_iter().map(|p| self.env.spawn(async move { p.close(deadline).await })).collect();
+        for producer in producers {
+            report += producer.await.unwrap_or_default();
+        }
+        self.stop.cancel();
+        self.health.set(HealthState::Closed, "", self.env.wall());
+        let closing = self.cluster.clone();
+        let over = async {
+            let _ = self.cluster.blocking(move |_| Ok(closing.close())).await;
+            self.env.no_tasks().await;
+        };
+        // Clients that hang are left to themselves: they are on threads of their own.
+        if tokio::time::timeout(Duration::from_secs(2), over).await.is_err() {
+            report.abandoned += 1;
+        }
+        if !self.env.shut_down(Duration::from_secs(1)).await {
+            report.abandoned += 1;
+        }
+        *closed = Some(report);
+        report
+    }
+}
+
+impl Drop for KafkaBroker {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}

@@ -1,0 +1,191 @@
+//! How Kafka does what the engine asks for.
+
+use crate::client::{self, Ctx};
+use crate::delay::{PARK, RetryTopics, retry_group};
+use crate::group::{self, group_id};
+use crate::member::{Member, Role};
+use crate::thread::Driver as Thread;
+use crate::topology::{Cluster, Wanted};
+use crate::url::native_options;
+use crate::{broadcast, fault, send, start};
+use mq_api::{AttemptCounts, Capabilities, Durability, Error, ErrorKind, Feature, Mode, Result, Support, Takeover};
+use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
+use parking_lot::Mutex;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// A new member waits this long for its first assignment; later ones come in their own time.
+const JOIN: Duration = Duration::from_secs(5);
+/// Messages of consumers' topics are at most this large unless the producer says otherwise.
+const MAX_MESSAGE: usize = 1_000_000;
+
+/// See the module.
+pub(crate) struct Kafka {
+    pub(crate) cluster: Arc<Cluster>,
+    capabilities: Mutex<Arc<Capabilities>>,
+}
+
+/// What Kafka can do, at this level.
+pub(crate) fn capabilities(level: Durability) -> Capabilities {
+    use Support::Emulated;
+    let mut c = Capabilities::new("kafka")
+        .with(Feature::Retry, Emulated("parked in memory within bounds, then per-group retry topics"))
+        .with(Feature::Delay, Emulated("parked in memory within bounds, then per-group retry topics"))
+        .with(Feature::DeadLetters, Emulated("produced and confirmed, then the offset may pass"));
+    c.attempts = AttemptCounts::AtLeast;
+    (c.send_level, c.settle_level) = (level, level);
+    // The lease is the session; then the group rebalances within its heartbeats.
+    c.takeover = Takeover { lease_tenths: 10, fixed: Duration::from_secs(10) };
+    c
+}
+
+impl Kafka {
+    pub(crate) fn new(cluster: Arc<Cluster>, capabilities: Capabilities) -> Self {
+        Self { cluster, capabilities: Mutex::new(Arc::new(capabilities)) }
+    }
+}
+
+impl Driver for Kafka {
+    fn mechanics(&self) -> Mechanics {
+        Mechanics {
+            retry: RetryBy::ParkThenPublish { park: PARK },
+            dead_letter: MoveBy::Publish,
+            release: ReleaseBy::Engine,
+        }
+    }
+
+    fn capabilities(&self) -> Arc<Capabilities> {
+        self.capabilities.lock().clone()
+    }
+
+    async fn attach(&self, session: Session) -> Result<Run> {
+        if session.subscription.mode == Mode::Broadcast {
+            return broadcast::attach(self.cluster.clone(), session).await;
+        }
+        let asked = session.clone();
+        let (main, retries) = self.cluster.blocking(move |cluster| join(cluster, &asked)).await?;
+        let (joined, has_joined) = oneshot::channel();
+        let stop = session.stop.clone();
+        let cluster = self.cluster.clone();
+        let (mut ended, driver) = spawn("anymq-kafka", move || {
+            main.wake.set(std::thread::current()).ok();
+            let topic = session.subscription.topic.shared_name();
+            let mut members = vec![Member::new(Role::Main, cluster.clone(), topic, main.consumer, session.clone())?];
+            if let Some(retries) = retries {
+                retries.wake.set(std::thread::current()).ok();
+                let topic = retries.topic.into();
+                members.push(Member::new(Role::Retries, cluster, topic, retries.consumer, session.clone())?);
+            }
+            Ok(Thread::new(session, members, joined).run())
+        })?;
+        tokio::select! { biased;
+            end = &mut ended => return Err(ended_early(end.ok())),
+            _ = has_joined => {}
+            () = tokio::time::sleep(JOIN) => {}
+        }
+        Ok(Box::pin(async move {
+            let end = tokio::select! { biased;
+                end = &mut ended => Some(end),
+                () = stop.cancelled() => None,
+            };
+            let end = match end {
+                Some(end) => end,
+                None => {
+                    driver.unpark();
+                    ended.await
+                }
+            };
+            end.unwrap_or_else(|_| End::Lost(Error::new(ErrorKind::Other, "the driver thread panicked")))
+        }))
+    }
+
+    async fn open_tx(&self, tx: TxSession) -> Result<Run> {
+        let level = self.capabilities().send_level;
+        send::open(self.cluster.clone(), level, tx).await
+    }
+}
+
+fn ended_early(end: Option<End>) -> Error {
+    match end {
+        Some(End::Lost(error) | End::Fatal(error)) => error,
+        _ => Error::closed("the session"),
+    }
+}
+
+/// Runs a loop on a thread of its own; its end, and the thread to wake.
+pub(crate) fn spawn(
+    name: &str,
+    work: impl FnOnce() -> Result<End> + Send + 'static,
+) -> Result<(oneshot::Receiver<End>, std::thread::Thread)> {
+    let (tell, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let end = work().unwrap_or_else(End::Lost);
+        // The session was given up.
+        let _ = tell.send(end);
+    });
+    let thread = thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the subscription").with_source(e))?;
+    Ok((ended, thread.thread().clone()))
+}
+
+/// A consumer that is joining its group.
+struct Joining {
+    topic: String,
+    consumer: Arc<BaseConsumer<Ctx>>,
+    wake: Arc<OnceLock<std::thread::Thread>>,
+}
+
+/// Makes or verifies the topics, settles where the group starts, and joins. Blocks.
+fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining>)> {
+    let sub = &session.subscription;
+    let Some(group) = sub.group_name() else { return Err(Error::new(ErrorKind::Other, "no group")) };
+    let native = native_options(&sub.native)?;
+    let topic = sub.topic.as_str();
+    let retries = RetryTopics::new(&sub.topic, group);
+    let with_retries = !session.at_most_once();
+    let mut wanted = vec![match sub.topic.dead_letters_of() {
+        Some(_) => Wanted::letters(topic.to_owned()),
+        None => Wanted::topic(&cluster.settings, topic, sub.partitions, sub.retention, MAX_MESSAGE)?,
+    }];
+    wanted.extend(sub.dead_letter_topic().map(|t| Wanted::letters(t.as_str().to_owned())));
+    if with_retries {
+        wanted.push(Wanted::retries(retries.first().to_owned()));
+    }
+    let counts = cluster.provision(&wanted, sub.provisioning)?;
+    let partitions = match counts.first() {
+        Some(n) if *n > 0 => *n,
+        _ => group::existing(cluster, topic)?,
+    };
+    let main = consumer(cluster, session, &group_id(&sub.topic, group), &native)?;
+    start::begin(&main.consumer, topic, partitions, sub.start)?;
+    subscribe(&main, &[topic])?;
+    let main = Joining { topic: topic.to_owned(), ..main };
+    if !with_retries {
+        return Ok((main, None));
+    }
+    let second = consumer(cluster, session, &retry_group(&sub.topic, group), &native)?;
+    let names: Vec<&str> = retries.all().iter().map(String::as_str).collect();
+    subscribe(&second, &names)?;
+    Ok((main, Some(Joining { topic: retries.first().to_owned(), ..second })))
+}
+
+fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String, String)]) -> Result<Joining> {
+    let mut config = client::consumer(&cluster.settings, group, session.subscription.lease, native);
+    // Listings of members show it.
+    config.set("client.id", format!("anymq-{}", session.member));
+    let made = config.create_with_context(Ctx::default());
+    let mut made: BaseConsumer<Ctx> = made.map_err(|e| fault::error("making the consumer", e))?;
+    let wake = Arc::new(OnceLock::<std::thread::Thread>::new());
+    let waker = wake.clone();
+    made.set_nonempty_callback(move || {
+        if let Some(thread) = waker.get() {
+            thread.unpark();
+        }
+    });
+    Ok(Joining { topic: String::new(), consumer: Arc::new(made), wake })
+}
+
+fn subscribe(joining: &Joining, topics: &[&str]) -> Result<()> {
+    joining.consumer.subscribe(topics).map_err(|e| fault::error("joining the group", e))
+}

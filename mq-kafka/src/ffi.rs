@@ -1,0 +1,176 @@
+//! The few calls of librdkafka that the `rdkafka` crate does not offer, or offers in a form that can panic. The only module
+//! with unsafe code; each function states why it is sound.
+#![allow(unsafe_code)]
+
+use bytes::Bytes;
+use rdkafka::bindings as sys;
+use rdkafka::client::Client;
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::message::BorrowedMessage;
+use rdkafka::{ClientContext, TopicPartitionList};
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What became of a message, by librdkafka's own account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Persisted {
+    No,
+    Perhaps,
+    Yes,
+}
+
+/// A delivery report.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) ticket: u64,
+    pub(crate) error: Option<RDKafkaErrorCode>,
+    pub(crate) persisted: Persisted,
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+}
+
+/// The queue on which a producer's delivery reports arrive.
+pub(crate) struct Reports(*mut sys::rd_kafka_queue_t);
+
+// SAFETY: librdkafka's queues may be used from any thread.
+unsafe impl Send for Reports {}
+
+impl Reports {
+    /// The main queue of a client; the caller keeps the client alive as long as this.
+    pub(crate) fn of<C: ClientContext>(client: &Client<C>) -> Self {
+        // SAFETY: the client's pointer is valid; the call returns a counted reference that `drop` gives back.
+        Self(unsafe { sys::rd_kafka_queue_get_main(client.native_ptr()) })
+    }
+
+    /// Waits at most `timeout` for one event; reports go to `report`, errors of the client to `error`. False: nothing came.
+    pub(crate) fn poll(
+        &self,
+        timeout: Duration,
+        mut report: impl FnMut(Report),
+        mut error: impl FnMut(RDKafkaErrorCode, String),
+    ) -> bool {
+        let ms = timeout.as_millis().min(60_000) as i32;
+        // SAFETY: the queue is valid until `drop`; the event is destroyed below, after the last use of its messages.
+        unsafe {
+            let event = sys::rd_kafka_queue_poll(self.0, ms);
+            if event.is_null() {
+                return false;
+            }
+            match sys::rd_kafka_event_type(event) {
+                sys::RD_KAFKA_EVENT_DR => loop {
+                    let message = sys::rd_kafka_event_message_next(event);
+                    let Some(m) = message.as_ref() else { break };
+                    let persisted = match sys::rd_kafka_message_status(message) {
+                        sys::rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_NOT_PERSISTED => Persisted::No,
+                        sys::rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_POSSIBLY_PERSISTED => Persisted::Perhaps,
+                        sys::rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_PERSISTED => Persisted::Yes,
+                    };
+                    let none = sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+                    let error = (m.err != none).then(|| m.err.into());
+                    let ticket = m._private as usize as u64;
+                    report(Report { ticket, error, persisted, partition: m.partition, offset: m.offset });
+                },
+                sys::RD_KAFKA_EVENT_ERROR => {
+                    let code = sys::rd_kafka_event_error(event).into();
+                    error(code, text(sys::rd_kafka_event_error_string(event)));
+                }
+                _ => {}
+            }
+            sys::rd_kafka_event_destroy(event);
+        }
+        true
+    }
+}
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        // SAFETY: the reference that `of` got.
+        unsafe { sys::rd_kafka_queue_destroy(self.0) }
+    }
+}
+
+/// # Safety
+/// Null, or a string that ends with a zero byte.
+unsafe fn text(p: *const std::ffi::c_char) -> String {
+    if p.is_null() {
+        return String::new();
+    }
+    // SAFETY: by the caller.
+    unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
+}
+
+/// The headers of a message. Names that are not UTF-8 are read with replacement characters: `rdkafka` panics on them.
+pub(crate) fn headers(message: &BorrowedMessage<'_>, mut each: impl FnMut(&str, Option<&[u8]>)) {
+    let mut list = ptr::null_mut();
+    // SAFETY: the message is alive as long as the borrow; names and values live as long as the message.
+    unsafe {
+        let none = sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+        if sys::rd_kafka_message_headers(message.ptr(), &mut list) != none {
+            return;
+        }
+        for index in 0.. {
+            let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0usize);
+            if sys::rd_kafka_header_get_all(list, index, &mut name, &mut value, &mut size) != none {
+                return;
+            }
+            let name = CStr::from_ptr(name).to_string_lossy();
+            let value = (!value.is_null()).then(|| std::slice::from_raw_parts(value.cast::<u8>(), size));
+            each(&name, value);
+        }
+    }
+}
+
+/// One entry of a list of partitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+    /// As librdkafka has it: below zero is a special value.
+    pub(crate) offset: i64,
+    pub(crate) metadata: Bytes,
+    pub(crate) error: Option<RDKafkaErrorCode>,
+}
+
+/// The entries of a list. `elements` of the crate aborts on empty lists in debug builds, and its `metadata` panics on what
+/// another program wrote.
+pub(crate) fn entries(list: &TopicPartitionList) -> Vec<Entry> {
+    let raw = list.ptr();
+    // SAFETY: the list is alive; it holds `cnt` elements, each with a topic, and metadata of the size it says.
+    unsafe {
+        let n = (*raw).cnt.max(0) as usize;
+        if n == 0 || (*raw).elems.is_null() {
+            return Vec::new();
+        }
+        std::slice::from_raw_parts((*raw).elems, n)
+            .iter()
+            .map(|e| Entry {
+                topic: text(e.topic).into(),
+                partition: e.partition,
+                offset: e.offset,
+                metadata: match e.metadata.is_null() {
+                    true => Bytes::new(),
+                    false => {
+                        Bytes::copy_from_slice(std::slice::from_raw_parts(e.metadata.cast::<u8>(), e.metadata_size))
+                    }
+                },
+                error: (e.err != sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR).then(|| e.err.into()),
+            })
+            .collect()
+    }
+}
+
+/// The generation of the group that this client is a member of: it rises with each change of ownership, for all members.
+pub(crate) fn group_generation<C: ClientContext>(client: &Client<C>) -> u64 {
+    // SAFETY: the client is alive; the metadata is ours until it is destroyed.
+    unsafe {
+        let metadata = sys::rd_kafka_consumer_group_metadata(client.native_ptr());
+        if metadata.is_null() {
+            return 0;
+        }
+        let generation = sys::rd_kafka_consumer_group_metadata_generation_id(metadata);
+        sys::rd_kafka_consumer_group_metadata_destroy(metadata);
+        u64::try_from(generation).unwrap_or(0)
+    }
+}

@@ -1,0 +1,322 @@
+//! One partition in one ownership period: what was fetched, what may be fetched, and what a commit says of it.
+
+use crate::client::Ctx;
+use crate::commit::Mark;
+use crate::delay::Special;
+use crate::record::{Record, SPAN, Tried};
+use crate::topology::Watched;
+use crate::wire;
+use mq_api::{Message, Position};
+use mq_core::{Incoming, Lane, Token};
+use rdkafka::consumer::base_consumer::PartitionQueue;
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, Message as _};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Fetched from one partition in one turn.
+pub(crate) const TURN: usize = 256;
+/// How far messages may be handed out beyond the last commit while members of this group die: few enough that suspects are
+/// found soon, enough that a commit is not needed for each.
+const CAREFUL: u64 = 256;
+
+struct Fetched {
+    offset: u64,
+    message: Message,
+    special: Special,
+}
+
+/// See the module.
+pub(crate) struct Partition {
+    pub(crate) topic: Arc<str>,
+    pub(crate) number: i32,
+    pub(crate) lane: Arc<Lane>,
+    watched: Arc<Watched>,
+    pub(crate) queue: PartitionQueue<Ctx>,
+    /// What earlier owners knew.
+    known: Record,
+    /// One beyond the last offset that was pushed or is known to be settled.
+    pub(crate) next: u64,
+    first: bool,
+    held: Option<Fetched>,
+    /// Messages from here on are not handed out before a commit said that they might be: else a message that kills its
+    /// process at once would never be counted.
+    horizon: u64,
+    tracked: bool,
+    /// Commits are offsets only: the broker takes no metadata of our size.
+    plain: bool,
+    trials: BTreeMap<u64, (u32, u32)>,
+    /// Attempts no longer fit into the metadata: nothing more is delivered until they do.
+    crowded: bool,
+    /// Something is to be committed.
+    pub(crate) dirty: bool,
+    /// It has to be committed now: a trial waits, or delivery does.
+    pub(crate) wanted: bool,
+    committed: Option<(u64, String)>,
+    pub(crate) draining: bool,
+}
+
+/// What a turn of fetching came to.
+#[derive(Default)]
+pub(crate) struct Turn {
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
+    pub(crate) error: Option<KafkaError>,
+    /// Offsets are missing before the first message: `(expected, found)`.
+    pub(crate) gap: Option<(u64, u64)>,
+    /// Offsets went back to this one: the topic is another, or lost its end.
+    pub(crate) back: Option<u64>,
+}
+
+/// A commit of a partition, and what holds once it succeeded.
+pub(crate) struct Snapshot {
+    pub(crate) lane: u32,
+    pub(crate) mark: Mark,
+    horizon: u64,
+    trials: Vec<Token>,
+}
+
+impl Partition {
+    pub(crate) fn new(
+        topic: Arc<str>,
+        number: i32,
+        watched: Arc<Watched>,
+        queue: PartitionQueue<Ctx>,
+        start: u64,
+        metadata: &[u8],
+        tracked: bool,
+    ) -> Self {
+        let known = Record::decode(start, metadata).unwrap_or_default();
+        Self {
+            topic,
+            number,
+            lane: watched.lane.clone(),
+            watched,
+            queue,
+            known,
+            next: start,
+            first: true,
+            held: None,
+            horizon: if tracked { 0 } else { u64::MAX },
+            tracked,
+            plain: false,
+            trials: BTreeMap::new(),
+            crowded: false,
+            dirty: true,
+            wanted: tracked,
+            committed: None,
+            draining: false,
+        }
+    }
+
+    fn read(record: &BorrowedMessage<'_>) -> Fetched {
+        let mut special = Special::default();
+        let mut message = wire::read(record, |name, value| special.take(name, value));
+        if let Some(ms) = special.stamp {
+            message.timestamp = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms)).filter(|_| ms > 0);
+        }
+        Fetched { offset: u64::try_from(record.offset()).unwrap_or_default(), message, special }
+    }
+
+    /// The lowest offset that may still be unsettled.
+    fn floor(&self, start: u64) -> u64 {
+        self.lane.prefix().map_or(start, |token| token.0 + 1)
+    }
+
+    fn fits_span(&self, offset: u64) -> bool {
+        let floor = self.floor(self.committed.as_ref().map_or(offset, |(base, _)| *base));
+        // A gap of compaction may be longer than the span: what counts is whether anything below is unsettled.
+        offset.saturating_sub(floor) < SPAN || self.lane.span().0 == 0
+    }
+
+    /// Fetches at most `max` messages and about `max_bytes` bytes into the lane. `retries`: messages may not be due yet.
+    pub(crate) fn fetch(&mut self, max: usize, max_bytes: usize, retries: bool, now: SystemTime) -> Turn {
+        let mut turn = Turn::default();
+        if self.draining || self.crowded || !self.lane.has_room() {
+            return turn;
+        }
+        let mut batch: Vec<Incoming> = Vec::new();
+        while turn.count < max.min(TURN) && turn.bytes < max_bytes {
+            let fetched = match self.held.take() {
+                Some(held) => held,
+                None => match self.queue.poll(Duration::ZERO) {
+                    None => break,
+                    Some(Ok(record)) => Self::read(&record),
+                    Some(Err(error)) => {
+                        turn.error = Some(error);
+                        break;
+                    }
+                },
+            };
+            let offset = fetched.offset;
+            if offset < self.next {
+                turn.back = Some(offset);
+                self.held = Some(fetched);
+                break;
+            }
+            if std::mem::take(&mut self.first) && offset > self.next {
+                turn.gap = Some((self.next, offset));
+            }
+            if offset >= self.horizon {
+                self.wanted = true;
+                self.dirty = true;
+                self.held = Some(fetched);
+                break;
+            }
+            if self.known.is_done(offset) {
+                self.next = offset + 1;
+                continue;
+            }
+            if !self.fits_span(offset) {
+                self.held = Some(fetched);
+                break;
+            }
+            let rest = if retries { fetched.special.rest(now) } else { Duration::ZERO };
+            if !rest.is_zero() && !self.lane.may_park() {
+                self.held = Some(fetched);
+                break;
+            }
+            self.next = offset + 1;
+            turn.count += 1;
+            turn.bytes += fetched.message.size();
+            let incoming = self.incoming(fetched);
+            if rest.is_zero() {
+                batch.push(incoming);
+            } else {
+                self.lane.push(batch.drain(..));
+                self.lane.push_due(incoming, tokio::time::Instant::now() + rest);
+            }
+        }
+        if self.tracked && self.next.saturating_add(self.ahead() / 2) > self.horizon && turn.count > 0 {
+            self.wanted = true;
+            self.dirty = true;
+        }
+        self.lane.push(batch);
+        turn
+    }
+
+    fn incoming(&self, fetched: Fetched) -> Incoming {
+        let offset = fetched.offset;
+        let mut incoming = Incoming::new(Token(offset, 0), Position::offset(offset), fetched.message);
+        incoming.attempt = fetched.special.attempt.unwrap_or(1).max(1);
+        incoming.takes = self.known.takes.of(offset) + 1;
+        if let Some(tried) = self.known.tried.get(&offset) {
+            incoming.attempt = incoming.attempt.max(tried.attempt);
+            incoming.trials = tried.trials;
+        }
+        incoming
+    }
+
+    fn ahead(&self) -> u64 {
+        if self.known.takes.of(self.next) > 0 { CAREFUL } else { SPAN }
+    }
+
+    /// The engine is about to hand this suspect out alone for the n-th time, once that is committed.
+    pub(crate) fn trial(&mut self, token: Token, n: u32) {
+        let mut attempt = 1;
+        self.lane.visit(|slot| {
+            if slot.token == token {
+                attempt = slot.attempt;
+            }
+        });
+        self.trials.insert(token.0, (n, attempt));
+        self.dirty = true;
+        self.wanted = true;
+    }
+
+    /// What to commit now. `last`: this ownership ends in good order, so that it does not count as taken.
+    pub(crate) fn snapshot(&mut self, last: bool) -> Snapshot {
+        let mut base = None;
+        let mut record = Record::default();
+        let mut done: Vec<(u64, u64)> = Vec::new();
+        self.lane.visit(|slot| {
+            let offset = slot.token.0;
+            if slot.settled {
+                if base.is_some() {
+                    match done.last_mut() {
+                        Some((_, end)) if *end == offset => *end += 1,
+                        _ => done.push((offset, offset + 1)),
+                    }
+                }
+                return;
+            }
+            base.get_or_insert(offset);
+            let (mut attempt, mut trials) = (slot.attempt, slot.trials);
+            if let Some((n, at)) = self.trials.get(&offset) {
+                trials = trials.max(*n);
+                // Recorded before it is handed over, so that a death counts as an attempt.
+                attempt += u32::from(*at == attempt);
+            }
+            if attempt > 1 || trials > 0 {
+                record.tried.insert(offset, Tried { attempt, trials });
+            }
+        });
+        let base = base.unwrap_or_else(|| self.known.skip_done(self.next));
+        self.trials.retain(|offset, _| *offset >= base);
+        done.extend(self.known.done.iter().filter(|(_, end)| *end > base));
+        done.sort_unstable();
+        for (first, end) in done {
+            match record.done.last_mut() {
+                Some((_, last)) if *last >= first => *last = end.max(*last),
+                _ => record.done.push((first, end)),
+            }
+        }
+        let unread = self.known.tried.range(self.next..).map(|(offset, tried)| (*offset, *tried));
+        record.tried.extend(unread);
+        let horizon = if self.tracked { self.next.saturating_add(self.ahead()) } else { u64::MAX };
+        record.takes = match last || !self.tracked {
+            true => self.known.takes.clone(),
+            false => self.known.takes.once_more(horizon),
+        };
+        let (metadata, fitted) = if self.plain { (String::new(), true) } else { record.encode(base) };
+        self.crowded = !fitted;
+        self.dirty = false;
+        self.wanted = false;
+        let trials = self.trials.keys().map(|offset| Token(*offset, 0)).collect();
+        let mark = Mark { topic: self.topic.clone(), partition: self.number, offset: base, metadata };
+        Snapshot { lane: self.lane.id(), mark, horizon, trials }
+    }
+
+    /// Whether the broker has exactly this already.
+    pub(crate) fn is_committed(&self, snapshot: &Snapshot) -> bool {
+        self.committed
+            .as_ref()
+            .is_some_and(|(offset, metadata)| *offset == snapshot.mark.offset && *metadata == snapshot.mark.metadata)
+    }
+
+    /// A commit succeeded; the trials that are now recorded.
+    pub(crate) fn committed(&mut self, snapshot: Snapshot) -> Vec<Token> {
+        self.horizon = self.horizon.max(snapshot.horizon);
+        self.committed = Some((snapshot.mark.offset, snapshot.mark.metadata));
+        snapshot.trials
+    }
+
+    /// A commit failed: what it was to say has still to be said.
+    pub(crate) fn not_committed(&mut self, snapshot: &Snapshot) {
+        self.dirty = true;
+        self.wanted |= self.tracked && snapshot.horizon > self.horizon || !snapshot.trials.is_empty();
+    }
+
+    /// The broker takes no metadata of this size: only offsets from now on.
+    pub(crate) fn without_metadata(&mut self) {
+        self.horizon = u64::MAX;
+        self.tracked = false;
+        self.plain = true;
+        self.crowded = false;
+    }
+
+    /// Takes over the held message and what is known anew, in a new lane: offsets went back.
+    pub(crate) fn restart(&mut self, watched: Arc<Watched>, at: u64) {
+        self.lane = watched.lane.clone();
+        self.watched = watched;
+        self.known = Record::default();
+        self.next = at;
+        self.first = false;
+        self.horizon = if self.tracked { 0 } else { u64::MAX };
+        self.trials.clear();
+        self.committed = None;
+        self.dirty = true;
+        self.wanted = self.tracked;
+    }
+}

@@ -1,0 +1,339 @@
+//! Sending: one idempotent producer per outbox. Messages are handed to librdkafka in the order of the outbox, which keeps the
+//! order of a partition through its own retries; reports come back in batches on a thread of their own.
+
+use crate::client::{self, Ctx};
+use crate::delay::{self, RetryTopics};
+use crate::ffi::{Report, Reports};
+use crate::topology::{Cluster, Wanted};
+use crate::url::native_options;
+use crate::{fault, group, wire};
+use mq_api::{
+    Durability, Envelope, Error, ErrorKind, Outcome, Position, Provisioning, Receipt, Result, SendResult, Start,
+};
+use mq_core::{End, Outbox, Outgoing, Purpose, Run, Target, TxSession};
+use parking_lot::Mutex;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::OwnedHeaders;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer, PurgeConfig};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Taken from the outbox at a time: more only waits inside librdkafka.
+const TAKE: usize = 1_000;
+const TAKE_BYTES: usize = 8 << 20;
+/// Reports gathered before they are told.
+const GATHER: usize = 4_096;
+
+/// Opens a producer's session.
+pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession) -> Result<Run> {
+    let spec = tx.spec.clone();
+    let native = native_options(&spec.native)?;
+    let relay = match &tx.purpose {
+        Purpose::Producer => {
+            let spec = spec.clone();
+            let group_native = native.clone();
+            cluster
+                .blocking(move |cluster| {
+                    let topic = Wanted::topic(
+                        &cluster.settings,
+                        spec.topic.as_str(),
+                        spec.partitions,
+                        spec.retention,
+                        spec.max_message,
+                    )?;
+                    cluster.provision(&[topic], spec.provisioning)?;
+                    if spec.provisioning == Provisioning::None {
+                        return Ok(());
+                    }
+                    spec.groups.iter().try_for_each(|g| {
+                        group::begin(
+                            cluster,
+                            spec.topic.as_str(),
+                            &group::group_id(&spec.topic, g),
+                            Start::Oldest,
+                            &group_native,
+                        )
+                    })
+                })
+                .await?;
+            None
+        }
+        Purpose::Relay(sub) => {
+            let Some(group) = sub.group_name() else {
+                return Err(Error::new(ErrorKind::Other, "a relay without group"));
+            };
+            Some(Relay {
+                retries: RetryTopics::new(&sub.topic, group),
+                provisioning: sub.provisioning,
+                made: Mutex::default(),
+            })
+        }
+    };
+    let fatal = Arc::new(Notify::new());
+    let writer = Writer {
+        cluster,
+        level,
+        topic: spec.topic.as_str().to_owned(),
+        max_message: spec.max_message,
+        retry_for: spec.retry_for,
+        native: producers_only(native),
+        outbox: tx.outbox.clone(),
+        relay,
+        fatal: fatal.clone(),
+        open: None,
+    };
+    // The program's producer is made at once, so that wrong properties fail now. A relay's when it is first needed: most
+    // subscriptions never dead-letter.
+    let writer = match &tx.purpose {
+        Purpose::Producer => writer.opened().await?,
+        Purpose::Relay(_) => writer,
+    };
+    Ok(Box::pin(run(writer, tx, fatal)))
+}
+
+/// Options of a subscription are for its consumer; those of a producer are all its own.
+fn producers_only(native: Vec<(String, String)>) -> Vec<(String, String)> {
+    native
+}
+
+async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
+    let mut batch = Vec::new();
+    loop {
+        tokio::select! { biased;
+            () = tx.stop.cancelled() => break,
+            () = fatal.notified() => {
+                let why = writer.open.as_ref().and_then(|o| o.producer.client().fatal_error());
+                let text = why.map_or_else(|| "the producer failed".to_owned(), |(_, text)| text);
+                writer.close().await;
+                return End::Lost(Error::new(ErrorKind::Disconnected, format!("the producer has to be made anew: {text}")));
+            }
+            () = tx.outbox.take(TAKE, TAKE_BYTES, &mut batch) => {}
+        }
+        if writer.open.is_none() {
+            writer = match writer.opened().await {
+                Ok(writer) => writer,
+                Err(error) => return End::Lost(error),
+            };
+        }
+        for outgoing in batch.drain(..) {
+            if let Err(failed) = writer.write(&outgoing).await {
+                tx.outbox.complete([(outgoing.ticket, Err(failed))]);
+            }
+        }
+    }
+    writer.close().await;
+    End::Closed
+}
+
+struct Relay {
+    retries: RetryTopics,
+    provisioning: Provisioning,
+    /// Retry topics that were seen to exist.
+    made: Mutex<HashSet<String>>,
+}
+
+struct Writer {
+    cluster: Arc<Cluster>,
+    level: Durability,
+    topic: String,
+    max_message: usize,
+    retry_for: Duration,
+    native: Vec<(String, String)>,
+    outbox: Arc<Outbox>,
+    relay: Option<Relay>,
+    fatal: Arc<Notify>,
+    open: Option<Open>,
+}
+
+struct Open {
+    producer: Arc<BaseProducer<Ctx>>,
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+/// A message as it goes out.
+struct Place {
+    topic: String,
+    headers: OwnedHeaders,
+    stamp: i64,
+}
+
+impl Writer {
+    /// Makes the producer: off the runtime, since it reads certificates and starts threads.
+    async fn opened(mut self) -> Result<Self> {
+        let config = client::producer(&self.cluster.settings, self.max_message, self.retry_for, &self.native);
+        let (level, outbox, fatal) = (self.level, self.outbox.clone(), self.fatal.clone());
+        let topic = self.topic.clone();
+        let open = self.cluster.blocking(move |_| {
+            let made =
+                config.create_with_context(Ctx::default()).map_err(|e| fault::error("making the producer", e))?;
+            let producer: Arc<BaseProducer<Ctx>> = Arc::new(made);
+            let stop = Arc::new(AtomicBool::new(false));
+            let reader = Reader { producer: producer.clone(), stop: stop.clone(), outbox, level, fatal, topic };
+            let thread = std::thread::Builder::new().name("anymq-kafka-tx".to_owned()).spawn(move || reader.run());
+            let thread =
+                thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the producer").with_source(e))?;
+            Ok(Open { producer, stop, thread })
+        });
+        self.open = Some(open.await?);
+        Ok(self)
+    }
+
+    async fn close(&mut self) {
+        let Some(Open { producer, stop, thread }) = self.open.take() else { return };
+        stop.store(true, Ordering::Release);
+        // What is still open was counted as unknown; nothing of it may be written later.
+        let closed = self.cluster.blocking(move |_| {
+            producer.purge(PurgeConfig::default().queue().inflight());
+            let ended = thread.join().is_ok();
+            drop(producer);
+            Ok(ended)
+        });
+        if let Err(error) = closed.await {
+            tracing::debug!(%error, "closing a producer");
+        }
+    }
+
+    /// Where a message goes, and as what.
+    async fn place(&self, outgoing: &Outgoing) -> Result<Place> {
+        let message = &outgoing.message;
+        let stamp = message.timestamp.map_or(0, wire::millis);
+        let now = self.cluster.env.wall();
+        match &outgoing.target {
+            Target::Topic => Ok(Place { topic: self.topic.clone(), headers: wire::headers(message, &[]), stamp }),
+            Target::Retry { after, attempt, .. } => {
+                let Some(relay) = &self.relay else { return Err(no_relay()) };
+                let topic = relay.retries.of(*after).to_owned();
+                self.ensure(relay, &topic).await?;
+                let due = wire::millis(now).saturating_add(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
+                let (due, attempt, stamp) = (due.to_string(), attempt.to_string(), stamp.to_string());
+                let extra = [
+                    (delay::DUE, due.as_bytes()),
+                    (delay::ATTEMPT, attempt.as_bytes()),
+                    (delay::STAMP, stamp.as_bytes()),
+                ];
+                Ok(Place { topic, headers: wire::headers(message, &extra), stamp: wire::millis(now) })
+            }
+            Target::DeadLetter(envelope) => {
+                let topic = format!("{}..{}..dlq", envelope.topic, envelope.group);
+                let mut envelope: Envelope = (**envelope).clone();
+                if envelope.partition.is_none() {
+                    // It came by a retry topic: its place there says nothing of its source.
+                    envelope.position = None;
+                }
+                let letter = envelope.dead_letter(message);
+                let stamp = stamp.to_string();
+                let extra = [(delay::STAMP, stamp.as_bytes())];
+                Ok(Place { topic, headers: wire::headers(&letter, &extra), stamp: wire::millis(now) })
+            }
+        }
+    }
+
+    /// Makes a retry topic at its first use.
+    async fn ensure(&self, relay: &Relay, topic: &str) -> Result<()> {
+        if relay.provisioning == Provisioning::None || relay.made.lock().contains(topic) {
+            return Ok(());
+        }
+        let (wanted, how) = (Wanted::retries(topic.to_owned()), relay.provisioning);
+        let made = self.cluster.blocking(move |cluster| cluster.provision(&[wanted], how)).await;
+        made.map_err(|e| e.with_outcome(Outcome::NotSent))?;
+        relay.made.lock().insert(topic.to_owned());
+        Ok(())
+    }
+
+    async fn write(&mut self, outgoing: &Outgoing) -> Result<()> {
+        let place = self.place(outgoing).await?;
+        let Some(open) = &self.open else { return Err(no_relay()) };
+        let message = &outgoing.message;
+        let mut record: BaseRecord<'_, [u8], [u8], usize> =
+            BaseRecord::with_opaque_to(&place.topic, outgoing.ticket as usize)
+                .headers(place.headers)
+                .timestamp(place.stamp);
+        record.key = message.key.as_deref();
+        record.payload = message.payload.as_deref();
+        loop {
+            match open.producer.send(record) {
+                Ok(()) => return Ok(()),
+                // Above our own window: only when a property made the queue small. It empties as reports come.
+                Err((KafkaError::MessageProduction(Code::QueueFull), same)) => {
+                    record = same;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Err((error, _)) => {
+                    let code = error.rdkafka_error_code().unwrap_or(Code::Fail);
+                    if code == Code::Fatal {
+                        self.fatal.notify_one();
+                    }
+                    return Err(fault::send_error(&place.topic, code, Outcome::NotSent));
+                }
+            }
+        }
+    }
+}
+
+fn no_relay() -> Error {
+    Error::new(ErrorKind::Other, "nothing to write with").with_outcome(Outcome::NotSent)
+}
+
+/// Reads delivery reports.
+struct Reader {
+    producer: Arc<BaseProducer<Ctx>>,
+    stop: Arc<AtomicBool>,
+    outbox: Arc<Outbox>,
+    level: Durability,
+    fatal: Arc<Notify>,
+    topic: String,
+}
+
+impl Reader {
+    fn run(self) {
+        let reports = Reports::of(self.producer.client());
+        let mut done: Vec<(u64, SendResult)> = Vec::new();
+        loop {
+            let stopping = self.stop.load(Ordering::Acquire);
+            let mut wait = Duration::from_millis(if stopping { 0 } else { 50 });
+            while done.len() < GATHER {
+                let came = reports.poll(
+                    wait,
+                    |report| done.push(self.result(report)),
+                    |code, reason| self.error(code, reason),
+                );
+                wait = Duration::ZERO;
+                if !came {
+                    break;
+                }
+            }
+            if !done.is_empty() {
+                self.outbox.complete(done.drain(..));
+            } else if stopping {
+                return;
+            }
+        }
+    }
+
+    fn result(&self, report: Report) -> (u64, SendResult) {
+        let result = match report.error {
+            None => {
+                let position = Position::offset(u64::try_from(report.offset).unwrap_or_default());
+                Ok(Receipt::new(self.level).at(u32::try_from(report.partition).ok(), position))
+            }
+            Some(code) => {
+                if code == Code::Fatal || self.producer.client().fatal_error().is_some() {
+                    self.fatal.notify_one();
+                }
+                Err(fault::send_error(&self.topic, code, fault::outcome(code, report.persisted)))
+            }
+        };
+        (report.ticket, result)
+    }
+
+    fn error(&self, code: Code, reason: String) {
+        tracing::debug!(target: "librdkafka", ?code, "{reason}");
+        if code == Code::Fatal {
+            self.fatal.notify_one();
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Where a new group starts: resolved once, and committed at once, so that nothing sent afterwards is skipped, whatever dies
+//! or is added in between.
+
+use crate::client::Ctx;
+use crate::ffi;
+use crate::{fault, topology::REQUEST, wire};
+use mq_api::{ErrorKind, ReplayFrom, Result, Start};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::{Offset, TopicPartitionList};
+
+/// Offsets of a committed list, by partition; below zero where nothing is committed.
+pub(crate) fn committed(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) -> Result<Vec<ffi::Entry>> {
+    let mut list = TopicPartitionList::with_capacity(partitions as usize);
+    list.add_partition_range(topic, 0, partitions as i32 - 1);
+    let doing = || format!("reading the offsets of the group for '{topic}'");
+    let found = consumer.committed_offsets(list, REQUEST).map_err(|e| fault::error(doing(), e))?;
+    let found = ffi::entries(&found);
+    match found.iter().find_map(|e| e.error) {
+        Some(code) => Err(fault::coded(doing(), code)),
+        None => Ok(found),
+    }
+}
+
+/// The offset at which a partition starts by `start`. Blocks.
+pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32, start: Start) -> Result<Vec<u64>> {
+    let doing = || format!("looking up where to start in '{topic}'");
+    let watermarks = |partition: u32| {
+        consumer.fetch_watermarks(topic, partition as i32, REQUEST).map_err(|e| fault::error(doing(), e))
+    };
+    let mut out = Vec::with_capacity(partitions as usize);
+    match start {
+        Start::Replay(ReplayFrom::Time(at)) => {
+            let mut list = TopicPartitionList::with_capacity(partitions as usize);
+            for partition in 0..partitions {
+                let offset = Offset::Offset(wire::millis(at));
+                list.add_partition_offset(topic, partition as i32, offset).map_err(|e| fault::error(doing(), e))?;
+            }
+            let found = consumer.offsets_for_times(list, REQUEST).map_err(|e| fault::error(doing(), e))?;
+            for entry in ffi::entries(&found) {
+                // Below zero: nothing is that young, so from now on.
+                out.push(match u64::try_from(entry.offset) {
+                    Ok(offset) => offset,
+                    Err(_) => watermarks(entry.partition as u32)?.1 as u64,
+                });
+            }
+        }
+        _ => {
+            for partition in 0..partitions {
+                let (low, high) = watermarks(partition)?;
+                out.push(match start {
+                    Start::Latest => high as u64,
+                    Start::Replay(ReplayFrom::Position(p)) => p.major.clamp(low as u64, high as u64),
+                    _ => low as u64,
+                });
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Commits the start of a group that has none yet. An existing group goes on where it was; partitions that were added to its
+/// topic start at their first message. Blocks.
+pub(crate) fn begin(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32, start: Start) -> Result<()> {
+    let known = committed(consumer, topic, partitions)?;
+    if known.iter().all(|e| e.offset >= 0) {
+        return Ok(());
+    }
+    let start = if known.iter().any(|e| e.offset >= 0) { Start::Oldest } else { start };
+    let offsets = resolve(consumer, topic, partitions, start)?;
+    let mut list = TopicPartitionList::with_capacity(partitions as usize);
+    for (entry, offset) in known.iter().zip(offsets) {
+        if entry.offset < 0 {
+            let offset = Offset::Offset(offset as i64);
+            let added = list.add_partition_offset(topic, entry.partition, offset);
+            added.map_err(|e| fault::error("committing where to start", e))?;
+        }
+    }
+    match consumer.commit(&list, CommitMode::Sync) {
+        Ok(()) => Ok(()),
+        // Another member is there: the group began, by that one's start.
+        Err(KafkaError::ConsumerCommit(
+            Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress,
+        )) => Ok(()),
+        Err(e) => {
+            let error = fault::error(format_args!("committing where the group starts in '{topic}'"), e);
+            Err(match error.kind() {
+                // The coordinator is being found or loaded: tried again.
+                ErrorKind::Other => mq_api::Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error),
+                _ => error,
+            })
+        }
+    }
+}

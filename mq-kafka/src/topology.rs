@@ -1,0 +1,342 @@
+//! The cluster: what it is, and topics looked up, made and verified.
+
+use crate::client::{self, Ctx};
+use crate::fault;
+use crate::url::Settings;
+use mq_api::{Durability, Error, ErrorKind, Group, Provisioning, Result, Retention, Topic};
+use mq_core::{Env, Lane};
+use parking_lot::{Mutex, RwLock};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::RDKafkaErrorCode as Code;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// A single request to the cluster is answered within this, or it failed.
+pub(crate) const REQUEST: Duration = Duration::from_secs(8);
+/// Dead letters are kept this long: two weeks, a holiday.
+const KEPT: &str = "1209600000";
+/// Largest record batch of a topic we make: the largest message of the contract, its envelope and room. The brokers' default
+/// is 1,048,588.
+const MAX_BATCH: usize = 1_200_000;
+
+/// A topic that must exist.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) name: String,
+    /// This count and no other.
+    pub(crate) asked: Option<u32>,
+    /// This many if it has to be made and none was asked for.
+    pub(crate) otherwise: u32,
+    pub(crate) config: Vec<(&'static str, String)>,
+}
+
+impl Wanted {
+    /// A topic of the program's.
+    pub(crate) fn topic(
+        settings: &Settings,
+        name: &str,
+        asked: Option<u32>,
+        retention: Option<Retention>,
+        max_message: usize,
+    ) -> Result<Self> {
+        let mut config = vec![("max.message.bytes", (max_message + client::ENVELOPE).max(MAX_BATCH).to_string())];
+        let refuse = |what: &str, instead: &str| Err(Error::unsupported("kafka", what, instead));
+        match retention {
+            None => {}
+            Some(Retention::Log { max: None, age: Some(age) }) => {
+                config.push(("retention.ms", age.as_millis().to_string()));
+            }
+            Some(Retention::Log { max: None, age: None }) => config.push(("retention.ms", "-1".to_owned())),
+            Some(Retention::Log { max: Some(_), .. }) => {
+                return refuse(
+                    "retention by number of messages",
+                    "a Kafka topic keeps by age; use Retention::Log { age }",
+                );
+            }
+            Some(_) => {
+                return refuse(
+                    "retention of what is unhandled only",
+                    "a Kafka topic is a log; use Retention::Log { age }",
+                );
+            }
+        }
+        Ok(Self { name: name.to_owned(), asked, otherwise: settings.partitions, config })
+    }
+
+    /// Dead letters: one partition, so that they list in order.
+    pub(crate) fn letters(name: String) -> Self {
+        let config = vec![
+            ("cleanup.policy", "delete".to_owned()),
+            ("retention.ms", KEPT.to_owned()),
+            ("max.message.bytes", (MAX_BATCH + client::ENVELOPE).to_string()),
+        ];
+        Self { name, asked: None, otherwise: 1, config }
+    }
+
+    /// Retries: a few partitions, so that members share them.
+    pub(crate) fn retries(name: String) -> Self {
+        Self { otherwise: 4, ..Self::letters(name) }
+    }
+}
+
+/// The cluster, for everything that is not fetching or sending.
+pub(crate) struct Cluster {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) env: Env,
+    looker: RwLock<Option<Arc<BaseConsumer<Ctx>>>>,
+    ctx: Ctx,
+    watched: Mutex<Vec<Weak<Watched>>>,
+}
+
+/// A lane of a member of this connection, for those who ask what is in hand.
+pub(crate) struct Watched {
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) member: Arc<str>,
+}
+
+impl Cluster {
+    /// Remembers a lane as long as its partition is owned.
+    pub(crate) fn watch(&self, lane: &Arc<Lane>, member: &Arc<str>) -> Arc<Watched> {
+        let watched = Arc::new(Watched { lane: lane.clone(), member: member.clone() });
+        let mut all = self.watched.lock();
+        all.retain(|w| w.strong_count() > 0);
+        all.push(Arc::downgrade(&watched));
+        watched
+    }
+
+    /// The lanes of a group in this connection.
+    pub(crate) fn watched(&self, topic: &Topic, group: &Group) -> Vec<Arc<Watched>> {
+        let all = self.watched.lock();
+        let ours = |w: &Arc<Watched>| w.lane.source().topic == *topic && w.lane.source().group.as_ref() == Some(group);
+        all.iter().filter_map(Weak::upgrade).filter(ours).collect()
+    }
+
+    pub(crate) fn new(settings: Arc<Settings>, env: Env) -> Result<Self> {
+        let ctx = Ctx::default();
+        let looker: BaseConsumer<Ctx> =
+            client::base(&settings).create_with_context(ctx.clone()).map_err(|e| fault::error("kafka", e))?;
+        Ok(Self { settings, env, looker: RwLock::new(Some(Arc::new(looker))), ctx, watched: Mutex::default() })
+    }
+
+    /// Runs what blocks on a thread for it, counted as a task.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        job: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (cluster, handle) = (self.clone(), self.env.handle().clone());
+        let job = self.env.spawn(async move { handle.spawn_blocking(move || job(&cluster)).await });
+        match job.await {
+            Ok(Ok(result)) => result,
+            Ok(Err(error)) | Err(error) => {
+                Err(Error::new(ErrorKind::Other, "a request to the cluster was cut off").with_source(error))
+            }
+        }
+    }
+
+    /// Waits until a broker answers, or refuses, or `limit` has passed; the cluster's id. Blocks.
+    pub(crate) fn wait_up(&self, limit: Duration) -> Result<Option<String>> {
+        let until = Instant::now() + limit;
+        loop {
+            self.serve();
+            if let Some(refusal) = self.ctx.refused() {
+                return Err(refusal);
+            }
+            let step = Duration::from_millis(250).min(until.saturating_duration_since(Instant::now()));
+            let looker = self.looker()?;
+            match looker.client().fetch_metadata(Some(PROBE), step.max(Duration::from_millis(50))) {
+                Ok(_) => {
+                    self.ctx.is_up();
+                    return Ok(looker.client().fetch_cluster_id(Duration::from_millis(500)));
+                }
+                Err(error) if Instant::now() >= until => {
+                    self.serve();
+                    if let Some(refusal) = self.ctx.refused() {
+                        return Err(refusal);
+                    }
+                    let why = self.ctx.down().map(|d| format!(" ({d})")).unwrap_or_default();
+                    let text = format!("no broker of {} answered within {limit:?}{why}", self.settings.brokers);
+                    return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
+                }
+                // It fails at once while no broker is known.
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// Takes what the client has to tell.
+    pub(crate) fn serve(&self) {
+        let Ok(looker) = self.looker() else { return };
+        for _ in 0..64 {
+            if looker.poll(Duration::ZERO).is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Why no broker can be reached, if so.
+    pub(crate) fn down(&self) -> Option<String> {
+        self.ctx.down()
+    }
+
+    /// The client that looks.
+    pub(crate) fn looker(&self) -> Result<Arc<BaseConsumer<Ctx>>> {
+        self.looker.read().clone().ok_or_else(|| Error::closed("the connection"))
+    }
+
+    /// Lets go of the client. Blocks.
+    pub(crate) fn close(&self) {
+        let looker = self.looker.write().take();
+        drop(looker);
+    }
+
+    /// How many partitions a topic has; `None` if there is none. Blocks.
+    pub(crate) fn partitions(&self, topic: &str) -> Result<Option<u32>> {
+        Ok(self.describe(topic)?.map(|(n, _, _)| n))
+    }
+
+    /// Partitions, whether all have a leader, and the smallest number of copies. Blocks.
+    fn describe(&self, topic: &str) -> Result<Option<(u32, bool, usize)>> {
+        let doing = || format!("looking up topic '{topic}'");
+        let found =
+            self.looker()?.client().fetch_metadata(Some(topic), REQUEST).map_err(|e| fault::error(doing(), e))?;
+        let Some(found) = found.topics().iter().find(|t| t.name() == topic) else { return Ok(None) };
+        match found.error().map(Code::from) {
+            None => {}
+            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => return Ok(None),
+            Some(Code::LeaderNotAvailable) => return Ok(Some((found.partitions().len() as u32, false, 1))),
+            Some(code) => return Err(fault::coded(doing(), code)),
+        }
+        let led = found.partitions().iter().all(|p| p.leader() >= 0 && p.error().is_none());
+        let copies = found.partitions().iter().map(|p| p.replicas().len()).min().unwrap_or(1);
+        Ok(match found.partitions().len() {
+            0 => None,
+            n => Some((n as u32, led, copies)),
+        })
+    }
+
+    /// Makes or verifies topics; their partition counts, in order (0 where nothing was looked at). Blocks.
+    pub(crate) fn provision(&self, wanted: &[Wanted], how: Provisioning) -> Result<Vec<u32>> {
+        if how == Provisioning::None {
+            return Ok(vec![0; wanted.len()]);
+        }
+        let mut counts = Vec::with_capacity(wanted.len());
+        let mut missing = Vec::new();
+        for topic in wanted {
+            match self.partitions(&topic.name)? {
+                Some(n) => {
+                    check_count(topic, n)?;
+                    counts.push(n);
+                }
+                None if how == Provisioning::Verify => {
+                    let text = format!("topic '{}' does not exist; create it, or use Provisioning::Create", topic.name);
+                    return Err(Error::new(ErrorKind::Topology, text));
+                }
+                None => {
+                    counts.push(topic.asked.unwrap_or(topic.otherwise));
+                    missing.push(topic);
+                }
+            }
+        }
+        if !missing.is_empty() {
+            self.create(&missing)?;
+            for topic in missing {
+                self.await_topic(topic)?;
+            }
+        }
+        Ok(counts)
+    }
+
+    fn create(&self, missing: &[&Wanted]) -> Result<()> {
+        let replication = self.settings.replication;
+        let topics: Vec<NewTopic<'_>> = missing
+            .iter()
+            .map(|t| {
+                let count = t.asked.unwrap_or(t.otherwise) as i32;
+                let new = NewTopic::new(&t.name, count, TopicReplication::Fixed(replication));
+                t.config.iter().fold(new, |new, (key, value)| new.set(key, value))
+            })
+            .collect();
+        let admin = self.admin()?;
+        let made = self.env.handle().block_on(admin.create_topics(&topics, &options()));
+        for (result, topic) in made.map_err(|e| fault::error("creating topics", e))?.into_iter().zip(missing) {
+            match result {
+                Ok(name) => tracing::warn!(topic = name, partitions = topic.otherwise, "topic created"),
+                Err((_, Code::TopicAlreadyExists)) => {}
+                Err((name, code)) => return Err(fault::coded(format_args!("creating topic '{name}'"), code)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Made, but not yet known everywhere.
+    fn await_topic(&self, topic: &Wanted) -> Result<()> {
+        let until = Instant::now() + REQUEST;
+        loop {
+            match self.describe(&topic.name)? {
+                Some((n, true, _)) => return check_count(topic, n),
+                _ if Instant::now() >= until => {
+                    let text = format!("topic '{}' was created, and has no leader after {REQUEST:?}", topic.name);
+                    return Err(Error::new(ErrorKind::Unavailable, text));
+                }
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// A client for administration. Blocks when it is dropped.
+    pub(crate) fn admin(&self) -> Result<AdminClient<Ctx>> {
+        client::base(&self.settings).create_with_context(Ctx::default()).map_err(|e| fault::error("kafka", e))
+    }
+
+    /// Runs an administrative request; blocks.
+    pub(crate) fn wait<T>(&self, request: impl Future<Output = T>) -> T {
+        self.env.handle().block_on(request)
+    }
+
+    /// The level of what is confirmed, as far as the cluster's defaults tell. Blocks.
+    pub(crate) fn level(&self) -> Durability {
+        let Ok(looker) = self.looker() else { return Durability::Disk };
+        let brokers = match looker.client().fetch_metadata(Some(PROBE), REQUEST) {
+            Ok(found) => found.brokers().iter().map(|b| b.id()).collect::<Vec<_>>(),
+            Err(_) => Vec::new(),
+        };
+        // One broker: written to its log, which outlives the process.
+        let (Some(first), true) = (brokers.first(), brokers.len() > 1) else { return Durability::Disk };
+        let Ok(admin) = self.admin() else { return Durability::Disk };
+        let asked = [ResourceSpecifier::Broker(*first)];
+        let told = self.wait(admin.describe_configs(&asked, &options()));
+        let number = |name: &str| -> Option<i64> {
+            let config = told.as_ref().ok()?.first()?.as_ref().ok()?;
+            config.get(name)?.value.as_ref()?.parse().ok()
+        };
+        let copies = match self.settings.replication {
+            -1 => number("default.replication.factor").unwrap_or(1),
+            n => i64::from(n),
+        };
+        let in_sync = number("min.insync.replicas").unwrap_or(1);
+        if copies > 1 && in_sync < 2 {
+            tracing::warn!(
+                "min.insync.replicas is {in_sync}: with one copy in sync, a confirmed message is on one disk only"
+            );
+        }
+        if copies > 1 && in_sync > 1 { Durability::Replicated } else { Durability::Disk }
+    }
+}
+
+/// No topic has this name; asking for it lists the brokers and nothing else.
+const PROBE: &str = "anymq..probe";
+
+fn check_count(topic: &Wanted, n: u32) -> Result<()> {
+    match topic.asked {
+        Some(asked) if asked != n => Err(Error::new(
+            ErrorKind::Topology,
+            format!("topic '{}' has {n} partitions, and {asked} were asked for; keys would move", topic.name),
+        )),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(REQUEST)).operation_timeout(Some(REQUEST))
+}

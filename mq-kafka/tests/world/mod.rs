@@ -1,0 +1,37 @@
+//! What the tests of this crate share: a server, names that do not meet, a bound for every wait.
+#![allow(dead_code)]
+
+use mq_api::Broker;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) struct World {
+    pub(crate) url: String,
+    run: String,
+}
+
+impl World {
+    /// `None`, loudly, when there is no server; an error in continuous integration.
+    pub(crate) fn new(name: &str) -> Option<Self> {
+        let Ok(url) = std::env::var("MQ_TEST_KAFKA_URL") else {
+            assert!(std::env::var("CI").is_err(), "MQ_TEST_KAFKA_URL is not set");
+            eprintln!("skipped: MQ_TEST_KAFKA_URL is not set");
+            return None;
+        };
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        Some(Self { url, run: format!("{name}-{:x}", now.as_micros()) })
+    }
+
+    pub(crate) fn topic(&self, name: &str) -> String {
+        format!("{name}.{}", self.run)
+    }
+
+    pub(crate) async fn connect(&self) -> Arc<dyn Broker> {
+        within(mq_kafka::connect(&format!("{}?min_session=1s", self.url))).await.unwrap()
+    }
+}
+
+/// No test waits for ever.
+pub(crate) async fn within<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(30), future).await.expect("in time")
+}
