@@ -165,11 +165,7 @@ fn login(error: Error) -> Error {
 }
 
 /// An answer of the client within a limit.
-pub(crate) async fn within<T>(
-    limit: Duration,
-    doing: &str,
-    call: impl Future<Output = lapin::Result<T>>,
-) -> Result<T> {
+pub(crate) async fn within<T>(limit: Duration, doing: &str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
     match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map_err(|e| fault(doing, e)),
         Err(_) => Err(no_answer(doing, limit)),
@@ -177,10 +173,7 @@ pub(crate) async fn within<T>(
 }
 
 /// As [`within`], with the client's own error for a closer look.
-pub(crate) async fn answer<T>(
-    doing: &str,
-    call: impl Future<Output = lapin::Result<T>>,
-) -> Result<lapin::Result<T>> {
+pub(crate) async fn answer<T>(doing: &str, call: impl Future<Output = lapin::Result<T>>) -> Result<lapin::Result<T>> {
     tokio::time::timeout(ANSWER, call).await.map_err(|_| no_answer(doing, ANSWER))
 }
 
@@ -193,9 +186,8 @@ fn tls_config(url: &AmqpUrl) -> Result<OwnedTLSConfig> {
     };
     let mut config = OwnedTLSConfig::default();
     if let Some(path) = &url.ca {
-        let text = String::from_utf8(read("ca", path)?).map_err(|e| {
-            Error::new(ErrorKind::Config, "URL parameter 'ca' must name a PEM file").with_source(e)
-        })?;
+        let text = String::from_utf8(read("ca", path)?)
+            .map_err(|e| Error::new(ErrorKind::Config, "URL parameter 'ca' must name a PEM file").with_source(e))?;
         config.cert_chain = Some(text);
     }
     if let (Some(cert), Some(key)) = (&url.cert, &url.key) {

@@ -65,7 +65,8 @@ pub(crate) async fn open(amqp: &Amqp, tx: TxSession) -> Result<Run> {
                 && tx.spec.provisioning != Provisioning::None
                 && declarer.depth(name).await?.is_none()
             {
-                let text = format!("queue '{name}' is not there; make it first: this library does not make native queues");
+                let text =
+                    format!("queue '{name}' is not there; make it first: this library does not make native queues");
                 return Err(Error::new(ErrorKind::NotFound, text));
             }
             let default = native.routing_key.as_deref().map(short).transpose()?;

@@ -121,7 +121,8 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
             last = Some(name);
             if name.starts_with("amqp.") {
                 let text = || {
-                    let text = std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
+                    let text =
+                        std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
                     short(&format!("header '{name}'"), text)
                 };
                 match name {

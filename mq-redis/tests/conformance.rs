@@ -164,7 +164,8 @@ impl Environment for World {
         let key = dead_letters(topic, group);
         let mut raw = self.raw();
         // A key of another type, which takes no entries.
-        let command = if refuse { redis::cmd("SET").arg(&key).arg("x").take() } else { redis::cmd("DEL").arg(&key).take() };
+        let command =
+            if refuse { redis::cmd("SET").arg(&key).arg("x").take() } else { redis::cmd("DEL").arg(&key).take() };
         command.exec(&mut raw).map_err(|_| Lacking("changing the key of dead letters"))
     }
 
