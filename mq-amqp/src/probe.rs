@@ -50,7 +50,9 @@ pub(crate) fn capabilities(kind: QueueType, heartbeat: Duration) -> Capabilities
     caps.receipt_positions = false;
     caps.attempts = AttemptCounts::AtLeast;
     // No leases: the broker notices a dead peer by its socket at once, or after two heartbeats without a sign of it.
-    caps.takeover = Takeover { lease_tenths: 0, fixed: heartbeat * 2 + Duration::from_secs(5) };
+    // On a classic queue what was taken before comes back with its count by a delay of one second.
+    let counting = Duration::from_secs(if kind == QueueType::Classic { 1 } else { 0 });
+    caps.takeover = Takeover { lease_tenths: 0, fixed: heartbeat * 2 + Duration::from_secs(1) + counting };
     caps.max_partitions = 1;
     caps
 }

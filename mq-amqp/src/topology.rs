@@ -216,7 +216,7 @@ impl<'a> Declarer<'a> {
         let found = match answer(&what, look).await? {
             Ok(()) => Found::Already,
             Err(e) if is_missing(&e) && self.how == Provisioning::Create && ours => Found::Made,
-            Err(e) => return Err(fault(what, e)),
+            Err(e) => return Err(self.missing(what, e)),
         };
         if !ours {
             return Ok(found);
@@ -240,8 +240,18 @@ impl<'a> Declarer<'a> {
         let what = format!("queue '{name}'");
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let look = self.channel().await?.queue_declare(short(name)?, passive, FieldTable::default());
-        answer(&what, look).await?.map_err(|e| fault(what, e))?;
+        answer(&what, look).await?.map_err(|e| self.missing(what, e))?;
         Ok(Found::Already)
+    }
+
+    /// What must be there and is not.
+    fn missing(&self, what: String, error: lapin::Error) -> Error {
+        let missing = is_missing(&error);
+        let error = fault(what, error);
+        match missing {
+            true => Error::new(ErrorKind::Topology, error.context().to_owned()).with_source(error),
+            false => error,
+        }
     }
 
     async fn queue(&mut self, name: &str, arguments: FieldTable) -> Result<Found> {
@@ -254,7 +264,7 @@ impl<'a> Declarer<'a> {
         let found = match answer(&what, look).await? {
             Ok(_) => Found::Already,
             Err(e) if is_missing(&e) && self.how == Provisioning::Create => Found::Made,
-            Err(e) => return Err(fault(what, e)),
+            Err(e) => return Err(self.missing(what, e)),
         };
         // Declaring what exists compares: other arguments are refused, and the broker says which.
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };

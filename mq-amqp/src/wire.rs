@@ -95,7 +95,7 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
     if let Some(at) = message.timestamp {
         let millis = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         properties = properties.with_timestamp(millis / 1000);
-        if millis % 1000 != 0 {
+        if !millis.is_multiple_of(1000) {
             put(MILLIS, AMQPValue::LongLongInt(millis as i64));
         }
     }

@@ -244,7 +244,7 @@ impl Lane {
             self.shared.inbox.push(&me, first, n);
         }
         if self.shared.broadcast {
-            self.shared.inbox.drop_beyond(self.shared.flow.max(), &self.shared.events);
+            self.shared.inbox.drop_beyond(&self.shared.hands, &self.shared.events);
         }
     }
 
@@ -320,6 +320,10 @@ impl Lane {
             self.shared.hands.take(1, size);
             out.run(&me, Ring::handle(s, slot)).push(message, s.position, s.attempt);
             got += 1;
+        }
+        drop(ring);
+        if got > 0 {
+            self.shared.hooks.delivered(&self.source, got);
         }
         (got, looked)
     }
