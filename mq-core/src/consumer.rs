@@ -322,6 +322,8 @@ impl Drain {
         let _ = tokio::time::timeout_at(until, drained).await;
         // The deadline passed with deliveries in hand: they go back.
         self.lanes.each(|lane| lane.give_back_handed());
+        // What a lost session left at the broker in this member's name: a new session gives it back, if there can be one in time.
+        let _ = tokio::time::timeout_at(until, self.shared.no_orphans()).await;
         // Also with the deadline passed, what was just given back gets a moment to reach the broker.
         let flush_until = until.max(self.shared.env.now() + Duration::from_millis(500));
         if let Some(settles) = self.session.settles() {

@@ -53,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) parked_keys: Mutex<HashSet<Bytes>>,
     given_back: AtomicU64,
     missing: Mutex<Missing>,
+    reattached: tokio::sync::Notify,
     health: HealthSetter,
     level: AtomicU8,
     parked: AtomicUsize,
@@ -90,6 +91,7 @@ impl Shared {
             parked_keys: Mutex::default(),
             given_back: AtomicU64::new(0),
             missing: Mutex::default(),
+            reattached: tokio::sync::Notify::new(),
             health: HealthSetter::new(HealthState::Connecting, env.wall()),
             level: AtomicU8::new(level as u8),
             parked: AtomicUsize::new(0),
@@ -166,6 +168,18 @@ impl Shared {
     /// A new session runs: what former ones left behind comes to it, or to others.
     pub(crate) fn attached(&self) {
         self.missing.lock().orphans = 0;
+        self.reattached.notify_waiters();
+    }
+
+    /// Waits until nothing of a lost session is left behind. Cancel-safe.
+    pub(crate) async fn no_orphans(&self) {
+        loop {
+            let reattached = self.reattached.notified();
+            if self.missing.lock().orphans == 0 {
+                return;
+            }
+            reattached.await;
+        }
     }
 
     /// What a close could not do.

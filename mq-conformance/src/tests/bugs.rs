@@ -107,7 +107,8 @@ async fn bug_03_a_remade_group_skips_what_was_pending(t: Test) -> Check {
 async fn bug_04_an_old_handle_settles_a_new_delivery(t: Test) -> Check {
     let (c, d) = (t.connect().await?, t.connect().await?);
     let sender = t.sender(&d).await?;
-    let mut first = t.member_with(&c, "a", t.sub().max_in_flight(1)).await?;
+    // Two: the old handle is in hand until it is settled.
+    let mut first = t.member_with(&c, "a", t.sub().max_in_flight(2)).await?;
     sender.send("m").await?;
     let mut second = t.member(&d, "b").await?;
     let (old, other) = lose_to_another(&t, &c, &mut first, &mut second).await?;
