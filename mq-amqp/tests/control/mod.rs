@@ -21,10 +21,6 @@ impl Rabbit {
         self.server.url()
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.server.port()
-    }
-
     pub(crate) async fn connect(&self, parameters: &str) -> Arc<dyn Broker> {
         mq_amqp::connect(&format!("{}?{parameters}", self.url())).await.unwrap()
     }
