@@ -60,9 +60,8 @@ impl Flush {
                 return Poll::Ready(Err(error));
             }
             let (channel, prefetch) = (self.channel.clone(), self.prefetch);
-            let answer: Option<Step> = some.then(|| -> Step {
-                Box::pin(async move { read_by_broker(&channel, prefetch).await })
-            });
+            let answer: Option<Step> =
+                some.then(|| -> Step { Box::pin(async move { read_by_broker(&channel, prefetch).await }) });
             self.answers.push_back((due, answer));
         }
         let mut confirmed = None;

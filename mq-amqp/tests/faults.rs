@@ -1,6 +1,8 @@
 //! What RabbitMQ does to its clients: queues deleted, channels closed, time-outs, alarms, rights. Each test has a server of its
 //! own, and counts exactly.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test may: its panic is the report.
+
 mod control;
 
 use control::Rabbit;
@@ -9,8 +11,8 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use mq_api::{
-    BrokerExt, Consumer, ConsumerExt, Delivery, ErrorKind, Event, GapCause, HealthState, Message, Outcome, ProducerSpec,
-    Provisioning, RetryPolicy, SendOptions, Settled, Subscription, Topic,
+    BrokerExt, Consumer, ConsumerExt, Delivery, ErrorKind, Event, GapCause, HealthState, Message, Outcome,
+    ProducerSpec, Provisioning, RetryPolicy, SendOptions, Settled, Subscription, Topic,
 };
 use mq_testbed::RabbitOptions;
 use std::collections::BTreeMap;
@@ -385,8 +387,7 @@ async fn native_queues_and_exchanges_and_other_programs() {
     let again = next(&mut consumer).await;
     assert_eq!((again.attempt(), again.headers.get_str("amqp.reply-to")), (2, Some("back")));
     again.dead_letter("bad").await;
-    let letters =
-        broker.admin().dead_letters(&Topic::native("queue://jobs"), &"g".into(), 10).await.unwrap();
+    let letters = broker.admin().dead_letters(&Topic::native("queue://jobs"), &"g".into(), 10).await.unwrap();
     assert_eq!(letters.len(), 1);
     // A topic exchange of somebody else, by routing pattern; a headers exchange, by matching.
     let kind = lapin::ExchangeKind::Topic;

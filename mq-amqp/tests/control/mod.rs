@@ -11,7 +11,6 @@ pub(crate) struct Rabbit {
     server: Server,
 }
 
-
 impl Rabbit {
     pub(crate) fn start(options: RabbitOptions) -> Self {
         Self { server: options.start().expect("a RabbitMQ: `cargo xtask brokers up` once") }
