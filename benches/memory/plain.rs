@@ -1,13 +1,9 @@
 //! Producer and consumer without a worker.
 
-use crate::{Order, allocations::so_far, message};
+use crate::{Order, WARM, allocations::so_far, message};
 use anymq::prelude::*;
 use anymq::{Deliveries, SendBatch};
 use std::sync::Arc;
-
-/// Messages before the counting begins: the topic keeps its 100,000 messages of history by then, so that each new one drops an
-/// old one, as in a program that has run for a while.
-pub(crate) const WARM: usize = 64 * 1720;
 
 async fn broker() -> Arc<dyn Broker> {
     anymq::connect("memory://").await.unwrap()
@@ -17,9 +13,18 @@ fn bench(topic: &str) -> Subscription {
     Subscription::group(topic, "bench").max_in_flight(256)
 }
 
-/// Batches of 64 through `topics` topics in turn, with `queued` messages ahead.
-pub(crate) async fn batches(n: usize, topics: usize, queued: usize) -> u64 {
-    let broker = broker().await;
+/// Batches of 64, with `queued` messages ahead.
+pub(crate) async fn batches(n: usize, queued: usize) -> u64 {
+    rounds(n, 1, queued, WARM, "memory://").await
+}
+
+/// Batches of 64 through `count` topics in turn. They keep few handled messages, or a thousand topics would never be warm.
+pub(crate) async fn topics(n: usize, count: usize) -> u64 {
+    rounds(n, count, 0, 64 * 4 * count, "memory://?history=128").await
+}
+
+async fn rounds(n: usize, topics: usize, queued: usize, warm: usize, url: &str) -> u64 {
+    let broker = anymq::connect(url).await.unwrap();
     let mut handles = Vec::new();
     for topic in 0..topics {
         let topic = format!("t{topic}");
@@ -31,9 +36,7 @@ pub(crate) async fn batches(n: usize, topics: usize, queued: usize) -> u64 {
         batch.messages.extend((0..1000.min(queued)).map(|_| message()));
         batch = handles[0].0.send_batch(batch).await;
     }
-    let mut deliveries = Deliveries::new();
-    let warm = if topics > 1 { 64 * topics * 2 } else { WARM };
-    let mut before = 0;
+    let (mut deliveries, mut before) = (Deliveries::new(), 0);
     for round in 0..(n + warm) / 64 {
         if round == warm / 64 {
             before = so_far();

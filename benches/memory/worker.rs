@@ -1,6 +1,6 @@
 //! A worker around handlers that do nothing, or nearly so. The producer sends batches of 64.
 
-use crate::{JSON, Order, allocations::so_far, message};
+use crate::{JSON, Order, WARM, allocations::so_far, message};
 use anymq::SendBatch;
 use anymq::prelude::*;
 use anymq::worker::{Request, Routes};
@@ -13,8 +13,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use tower_layer::Layer;
 use tower_service::Service;
-
-use crate::plain::WARM;
 
 /// Messages handled; the only work of these handlers that stays in the books of a bench is one addition.
 #[derive(Clone, Default)]

@@ -1,52 +1,256 @@
-//! Crash suspects.
+//! Crash suspects. A queue only says that a message was taken and came back, which is suspicion: it may have been a neighbour's
+//! fault. So a suspect is handed over alone, and that this is about to happen is recorded first: a copy that says "trial n" is
+//! put into a queue of its own beside the group's (`…..alone`), confirmed, the original acknowledged, and that copy taken and
+//! handed over at once. Found there again and taken before, its consumer died with it alone. Only the engine's moment of
+//! handing over makes such a copy: a suspect that waits, or is given back cleanly, is never counted.
 
-use crate::connect::Connections;
+use crate::connect::{Connections, Role, within};
+use crate::copies::{Copy, To};
 use crate::read::Reader;
-use crate::topology::Declarer;
-use mq_api::{Result, Stored};
-use mq_core::Token;
+use crate::topology::{Declarer, short};
+use crate::url::QueueType;
+use crate::wire::{Arrived, Notes, decode};
+use lapin::Channel;
+use lapin::options::{BasicAckOptions, BasicGetOptions};
+use mq_api::{Position, Provisioning, Result, Stored};
+use mq_core::{Incoming, Token};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The second half of a token of that queue.
+pub(crate) const ALONE: u64 = 1;
+const ANSWER: Duration = Duration::from_secs(8);
+/// The queue is looked at this often: a suspect whose consumer died waits at most so long for the next try.
+const LOOK: Duration = Duration::from_secs(2);
+/// Others' suspects taken on the way to our own, at most.
+const OTHERS: usize = 16;
 
 /// The queue of suspects that are recorded.
 pub(crate) fn queue(queue: &str) -> String {
     format!("{queue}..alone")
 }
 
+struct Trial {
+    lane: u32,
+    token: Token,
+    message: Option<Arc<Stored>>,
+    n: u32,
+}
+
+/// The suspects of one session.
 pub(crate) struct Alone {
-    pending: Vec<(u32, Token)>,
+    connections: Arc<Connections>,
+    name: String,
+    kind: QueueType,
+    /// Made, or seen to be there.
+    exists: bool,
+    channel: Option<Channel>,
+    /// Taken from this queue and unsettled, with what they noted.
+    held: HashMap<u64, Notes>,
+    /// Where a delivery of the engine really is since its copy was taken.
+    moved: HashMap<Token, u64>,
+    /// What is noted on suspects that wait.
+    notes: HashMap<Token, Notes>,
+    waiting: VecDeque<Trial>,
+    /// Copies that are being written, by their number.
+    writing: HashMap<u64, Trial>,
+    look: Instant,
 }
 
 pub(crate) enum Event {
-    Recorded(u32, Token),
+    Try,
+    Look,
 }
 
 impl Alone {
-    pub(crate) async fn open(_: &Arc<Connections>, _: &mut Declarer<'_>, _: &str) -> Result<Self> {
-        Ok(Self { pending: Vec::new() })
+    pub(crate) async fn open(
+        connections: &Arc<Connections>,
+        declarer: &mut Declarer<'_>,
+        group_queue: &str,
+        kind: QueueType,
+        how: Provisioning,
+    ) -> Result<Self> {
+        let name = queue(group_queue);
+        let exists = match how {
+            Provisioning::Create => {
+                declarer.dead_letters(&name, kind).await?;
+                true
+            }
+            Provisioning::Verify => declarer.depth(&name).await?.is_some(),
+            Provisioning::None => false,
+        };
+        Ok(Self {
+            connections: connections.clone(),
+            name,
+            kind,
+            exists,
+            channel: None,
+            held: HashMap::new(),
+            moved: HashMap::new(),
+            notes: HashMap::new(),
+            waiting: VecDeque::new(),
+            writing: HashMap::new(),
+            look: Instant::now(),
+        })
     }
 
-    pub(crate) fn ack(&mut self, _: u64) -> bool {
-        false
+    /// A message that the broker gave back before: what it noted, should it have to be handed over alone.
+    pub(crate) fn note(&mut self, token: Token, notes: Notes) {
+        self.notes.insert(token, notes);
     }
 
-    pub(crate) fn requeue(&mut self, _: u64) {}
-
-    pub(crate) fn trial(&mut self, lane: u32, token: Token, _: Option<Arc<Stored>>, _: u32) {
-        self.pending.push((lane, token));
-    }
-
-    pub(crate) async fn next(alone: &mut Option<Self>, _: bool) -> Event {
-        match alone.as_mut().and_then(|a| a.pending.pop()) {
-            Some((lane, token)) => Event::Recorded(lane, token),
-            None => std::future::pending().await,
+    /// Where a delivery is: in the group's queue (`None`) or under this tag here.
+    pub(crate) fn place(&mut self, token: Token) -> Option<u64> {
+        self.notes.remove(&token);
+        match self.moved.remove(&token) {
+            Some(tag) => Some(tag),
+            None => (token.1 == ALONE).then_some(token.0),
         }
     }
 
-    pub(crate) async fn close(self) {}
+    /// Acknowledges one of this queue; false when it is not held.
+    pub(crate) async fn ack(&mut self, tag: u64) -> Result<bool> {
+        if self.held.remove(&tag).is_none() {
+            return Ok(false);
+        }
+        let Some(channel) = &self.channel else { return Ok(false) };
+        let ack = channel.basic_ack(tag, BasicAckOptions { multiple: false });
+        within(ANSWER, "acknowledge", ack).await?;
+        Ok(true)
+    }
+
+    /// What to write so that one of this queue goes back uncounted.
+    pub(crate) fn release(&self, tag: u64, message: Option<Arc<Stored>>) -> Option<Copy> {
+        let mut notes = *self.held.get(&tag)?;
+        if notes.armed.take().is_some() {
+            notes.trials = notes.trials.saturating_sub(1);
+        }
+        let message = message?.message.clone();
+        Some(Copy { token: Token(tag, ALONE), to: To::Queue(self.name.clone()), message, notes })
+    }
+
+    /// A suspect is about to be handed over for the n-th time.
+    pub(crate) fn trial(&mut self, lane: u32, token: Token, message: Option<Arc<Stored>>, n: u32) {
+        self.waiting.push_back(Trial { lane, token, message, n });
+    }
+
+    /// The next thing to do; none while the session drains.
+    pub(crate) async fn next(alone: &mut Option<Self>, drained: bool) -> Event {
+        match alone {
+            Some(it) if !drained => {
+                if !it.waiting.is_empty() {
+                    return Event::Try;
+                }
+                if !it.exists || !it.held.is_empty() || !it.writing.is_empty() {
+                    return std::future::pending().await;
+                }
+                tokio::time::sleep_until(it.look).await;
+                Event::Look
+            }
+            _ => std::future::pending().await,
+        }
+    }
+
+    async fn take(&mut self) -> Result<Option<(u64, bool, Arrived)>> {
+        if !self.channel.as_ref().is_some_and(|c| c.status().connected()) {
+            // Tags are those of a channel.
+            self.held.clear();
+            self.moved.clear();
+            self.channel = Some(self.connections.channel(Role::Consume).await?);
+        }
+        let Some(channel) = &self.channel else { return Ok(None) };
+        let get = channel.basic_get(short(&self.name)?, BasicGetOptions { no_ack: false });
+        let Some(got) = within(ANSWER, "take a suspect", get).await? else { return Ok(None) };
+        let d = got.delivery;
+        let arrived = decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data);
+        self.held.insert(d.delivery_tag, arrived.notes);
+        Ok(Some((d.delivery_tag, d.redelivered, arrived)))
+    }
+
+    pub(crate) async fn close(self) {
+        if let Some(channel) = &self.channel {
+            // What is still held goes back with it.
+            let _ = within(Duration::from_secs(1), "close the channel", channel.close(200, "OK".into())).await;
+        }
+    }
 }
 
+/// One that was found in the queue: its trials are those that were handed over.
+fn found(tag: u64, redelivered: bool, arrived: Arrived) -> Incoming {
+    let mut notes = arrived.notes;
+    if notes.armed.is_some() && !redelivered {
+        // Its member went before it took it.
+        notes.trials = notes.trials.saturating_sub(1);
+    }
+    let mut incoming = Incoming::new(Token(tag, ALONE), Position::default(), arrived.message);
+    incoming.takes = u32::MAX;
+    incoming.trials = notes.trials;
+    incoming.attempt = notes.attempt.max(1).saturating_add(notes.trials);
+    incoming
+}
+
+/// Does what is next.
 pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
-    let Event::Recorded(lane, token) = event;
-    reader.session.settles.trial_recorded(lane, token);
+    let Some(alone) = &mut reader.alone else { return Ok(()) };
+    match event {
+        Event::Look => {
+            alone.look = Instant::now() + LOOK;
+            if let Some((tag, redelivered, arrived)) = alone.take().await? {
+                reader.lane.push([found(tag, redelivered, arrived)]);
+            }
+        }
+        Event::Try => {
+            let Some(trial) = alone.waiting.pop_front() else { return Ok(()) };
+            if !alone.exists {
+                let mut declarer = Declarer::new(&alone.connections, Role::Consume, Provisioning::Create);
+                declarer.dead_letters(&alone.name, alone.kind).await?;
+                alone.exists = true;
+            }
+            let Some(message) = trial.message.as_ref().map(|m| m.message.clone()) else {
+                reader.session.settles.trial_recorded(trial.lane, trial.token);
+                return Ok(());
+            };
+            let number = reader.session.env.random() >> 1 | 1;
+            let noted = match trial.token {
+                Token(tag, ALONE) => alone.held.get(&tag),
+                token => alone.notes.get(&token),
+            };
+            let notes = Notes { trials: trial.n, armed: Some(number), due: None, ..noted.copied().unwrap_or_default() };
+            let to = To::Queue(alone.name.clone());
+            let copy = Copy { token: trial.token, to, message, notes };
+            alone.writing.insert(number, trial);
+            reader.start_copy(copy);
+        }
+    }
+    Ok(())
+}
+
+/// The record of a trial is confirmed, and the original acknowledged: the copy is taken and handed over.
+pub(crate) async fn recorded(reader: &mut Reader, number: u64) -> Result<()> {
+    let Some(alone) = &mut reader.alone else { return Ok(()) };
+    let Some(trial) = alone.writing.remove(&number) else { return Ok(()) };
+    let mut others = Vec::new();
+    let mut ours = None;
+    for _ in 0..OTHERS {
+        match alone.take().await? {
+            Some((tag, _, arrived)) if arrived.notes.armed == Some(number) => {
+                ours = Some(tag);
+                break;
+            }
+            Some((tag, redelivered, arrived)) => others.push(found(tag, redelivered, arrived)),
+            None => break,
+        }
+    }
+    match ours {
+        Some(tag) => {
+            alone.moved.insert(trial.token, tag);
+        }
+        // Another member was faster and tries it now.
+        None => reader.lane.lose(&[trial.token]),
+    }
+    reader.session.settles.trial_recorded(trial.lane, trial.token);
+    reader.lane.push(others);
     Ok(())
 }

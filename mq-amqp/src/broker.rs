@@ -8,7 +8,7 @@ use mq_api::{
     Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Error, ErrorKind, HealthState, HealthWatch,
     Producer, ProducerSpec, Result, Subscription, async_trait,
 };
-use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, NoHooks};
+use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, Hooks, NoHooks};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -19,6 +19,14 @@ use std::time::Duration;
 /// [`ErrorKind::Config`] for what the URL gets wrong; [`ErrorKind::Auth`], [`ErrorKind::Permission`] and [`ErrorKind::Tls`] at
 /// once, with the broker's words; [`ErrorKind::Unavailable`] when the broker is still away after `connect_timeout`.
 pub async fn connect(url: &str) -> Result<Arc<dyn Broker>> {
+    connect_with_hooks(url, Arc::new(NoHooks)).await
+}
+
+/// As [`connect`], with a listener for metrics and traces.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_with_hooks(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<dyn Broker>> {
     let url = AmqpUrl::parse(url)?;
     if url.password_in_clear() {
         tracing::warn!("the password goes to the broker in clear; use amqps:// for hosts that are not this one");
@@ -40,7 +48,8 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Broker>> {
     let driver = Arc::new(Amqp::new(connections.clone()));
     let admin = Arc::new(AmqpAdmin::new(driver.clone(), env.clone()));
     let made = Mutex::default();
-    Ok(Arc::new(AmqpBroker { env, connections, driver, admin, policy, made, closing: tokio::sync::Mutex::default() }))
+    let closing = tokio::sync::Mutex::default();
+    Ok(Arc::new(AmqpBroker { env, connections, driver, admin, policy, hooks, made, closing }))
 }
 
 /// Waits for a broker that is down; what no waiting can mend fails at once.
@@ -76,6 +85,7 @@ struct AmqpBroker {
     driver: Arc<Amqp>,
     admin: Arc<AmqpAdmin>,
     policy: ConnectPolicy,
+    hooks: Arc<dyn Hooks>,
     made: Mutex<Made>,
     closing: tokio::sync::Mutex<Option<CloseReport>>,
 }
@@ -98,7 +108,7 @@ impl Broker for AmqpBroker {
     async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
         self.open()?;
         let (driver, env) = (self.driver.clone(), self.env.clone());
-        let producer = EngineProducer::start(driver, spec, env, Arc::new(NoHooks), self.policy).await?;
+        let producer = EngineProducer::start(driver, spec, env, self.hooks.clone(), self.policy).await?;
         let mut made = self.made.lock();
         made.producers.retain(|p| p.strong_count() > 0);
         made.producers.push(Arc::downgrade(&producer));
@@ -108,7 +118,7 @@ impl Broker for AmqpBroker {
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
         self.open()?;
         let (driver, env) = (self.driver.clone(), self.env.clone());
-        let consumer = EngineConsumer::start(driver, subscription, env, Arc::new(NoHooks), self.policy).await?;
+        let consumer = EngineConsumer::start(driver, subscription, env, self.hooks.clone(), self.policy).await?;
         let mut made = self.made.lock();
         made.consumers.retain(|c| c.health().current().state != HealthState::Closed);
         made.consumers.push(consumer.control());

@@ -8,7 +8,7 @@ use crate::send::{ConfirmChannel, WINDOW, Writer};
 use crate::topology::{Declarer, short};
 use crate::wire::Notes;
 use mq_api::{Message, Provisioning, Result};
-use mq_core::Session;
+use mq_core::{Session, Token};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ pub(crate) enum To {
     Queue(String),
 }
 
-/// A copy to write for the delivery of this tag.
+/// A copy to write for this delivery.
 #[derive(Debug, Clone)]
 pub(crate) struct Copy {
-    pub(crate) tag: u64,
+    pub(crate) token: Token,
     pub(crate) to: To,
     pub(crate) message: Message,
     pub(crate) notes: Notes,

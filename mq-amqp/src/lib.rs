@@ -21,4 +21,4 @@ mod topology;
 mod url;
 mod wire;
 
-pub use broker::connect;
+pub use broker::{connect, connect_with_hooks};

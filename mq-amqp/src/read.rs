@@ -2,7 +2,7 @@
 //! was settled.
 
 use crate::alone::Alone;
-use crate::connect::{Connections, Role, within};
+use crate::connect::{Role, within};
 use crate::copies::{self, Copy, To};
 use crate::delay::{Ladder, millis, step};
 use crate::driver::Amqp;
@@ -51,7 +51,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     // Suspects are handed over alone only where they can end in the dead letters.
     let tracked = sub.dead_letter != DeadLetterPolicy::Forever && !session.at_most_once();
     let alone = match tracked {
-        true => Some(Alone::open(&connections, &mut declarer, &queue).await?),
+        true => Some(Alone::open(&connections, &mut declarer, &queue, kind, sub.provisioning).await?),
         false => None,
     };
     declarer.done().await;
@@ -83,7 +83,6 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
     let reader = Reader {
         lane: session.open_lane(None, session.generation),
-        connections,
         session,
         channel,
         consumer,
@@ -97,6 +96,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         done,
         tracked,
         alone,
+        copying: 0,
         cancelled: false,
     };
     Ok(Box::pin(async move {
@@ -110,7 +110,6 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
 
 pub(crate) struct Reader {
     pub(crate) session: Session,
-    pub(crate) connections: Arc<Connections>,
     pub(crate) lane: Arc<Lane>,
     channel: Channel,
     consumer: Consumer,
@@ -125,7 +124,9 @@ pub(crate) struct Reader {
     done: UnboundedReceiver<Copy>,
     /// Whether takes are counted.
     tracked: bool,
-    alone: Option<Alone>,
+    pub(crate) alone: Option<Alone>,
+    /// Copies that are not confirmed.
+    copying: usize,
     cancelled: bool,
 }
 
@@ -160,9 +161,15 @@ impl Reader {
                 What::Drain => self.drain().await,
                 What::Written(Ok(upto)) => self.session.settles.confirm(upto, exceptions.drain(..)),
                 What::Written(Err(error)) => break End::Lost(fault("acknowledge", error)),
-                What::Plan => self.carry_out(&mut plan, &mut exceptions),
+                What::Plan => {
+                    if let Err(error) = self.carry_out(&mut plan, &mut exceptions).await {
+                        break End::Lost(error);
+                    }
+                }
                 What::Copied(copy) => {
-                    self.tags.ack(copy.tag);
+                    if let Err(error) = self.copied(copy).await {
+                        break End::Lost(error);
+                    }
                 }
                 What::Alone(event) => {
                     if let Err(error) = crate::alone::handle(&mut self, event).await {
@@ -191,37 +198,62 @@ impl Reader {
         self.flush = Some((upto, Box::pin(write_frames(channel, frames))));
     }
 
-    fn carry_out(&mut self, plan: &mut Plan, exceptions: &mut Vec<(u64, Settled)>) {
+    /// A copy is confirmed: the original may go.
+    async fn copied(&mut self, copy: Copy) -> Result<()> {
+        self.copying -= 1;
+        match (copy.token, &mut self.alone) {
+            (Token(tag, MAIN), _) => {
+                self.tags.ack(tag);
+            }
+            (Token(tag, _), Some(alone)) => {
+                alone.ack(tag).await?;
+            }
+            _ => {}
+        }
+        match copy.notes.armed {
+            Some(number) => crate::alone::recorded(self, number).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn start_copy(&mut self, copy: Copy) {
+        self.copying += 1;
+        // The copier ends after this loop.
+        let _ = self.jobs.send(copy);
+    }
+
+    async fn carry_out(&mut self, plan: &mut Plan, exceptions: &mut Vec<(u64, Settled)>) -> Result<()> {
         for ack in plan.acks.drain(..) {
-            let known = match ack.token {
-                Token(tag, MAIN) => self.tags.ack(tag),
-                Token(tag, _) => self.alone.as_mut().is_some_and(|alone| alone.ack(tag)),
+            let known = match self.alone.as_mut().and_then(|alone| alone.place(ack.token)) {
+                None => self.tags.ack(ack.token.0),
+                Some(tag) => match &mut self.alone {
+                    Some(alone) => alone.ack(tag).await?,
+                    None => false,
+                },
             };
             if !known {
                 exceptions.push((ack.op, Settled::Stale));
             }
         }
         for other in plan.others.drain(..) {
-            match other.how {
-                Carry::Trial(n) => match &mut self.alone {
+            if let Carry::Trial(n) = other.how {
+                match &mut self.alone {
                     Some(alone) => alone.trial(other.lane, other.token, other.message, n),
                     None => self.session.settles.trial_recorded(other.lane, other.token),
-                },
-                Carry::Settle(_) => {
-                    let frame = match other.token {
-                        Token(tag, MAIN) => self.tags.requeue(tag),
-                        Token(tag, _) => {
-                            if let Some(alone) = &mut self.alone {
-                                alone.requeue(tag);
-                            }
-                            continue;
-                        }
-                    };
-                    match frame {
-                        Some(frame) => self.frames.push(frame),
-                        None => exceptions.push((other.op, Settled::Stale)),
-                    }
                 }
+                continue;
+            }
+            // The engine asks for nothing else of this driver than to give back.
+            let Some(tag) = self.alone.as_mut().and_then(|alone| alone.place(other.token)) else {
+                match self.tags.requeue(other.token.0) {
+                    Some(frame) => self.frames.push(frame),
+                    None => exceptions.push((other.op, Settled::Stale)),
+                }
+                continue;
+            };
+            match self.alone.as_ref().and_then(|alone| alone.release(tag, other.message)) {
+                Some(copy) => self.start_copy(copy),
+                None => exceptions.push((other.op, Settled::Stale)),
             }
         }
         plan.noted.clear();
@@ -229,6 +261,7 @@ impl Reader {
         plan.urgent = false;
         self.tags.acks(&mut self.frames);
         self.start_flush(upto);
+        Ok(())
     }
 
     /// Hands the first `n` of the stash on.
@@ -249,29 +282,29 @@ impl Reader {
         let Arrived { message, mut notes, returned } = arrived;
         let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
         if !rest.is_zero() && (step(rest).is_some() || !self.lane.may_park()) {
-            let copy = Copy { tag, to: To::Delay(rest), message, notes };
-            // The copier ends after this loop.
-            let _ = self.jobs.send(copy);
+            self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay(rest), message, notes });
             return;
         }
         if redelivered && returned.is_none() && self.tracked && rest.is_zero() {
             // A classic queue only says that it was taken before: the count is written on a copy first.
             notes.takes += 1;
-            let _ = self.jobs.send(Copy { tag, to: To::Queue(self.queue.clone()), message, notes });
+            let to = To::Queue(self.queue.clone());
+            self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
             return;
         }
         let mut incoming = Incoming::new(Token(tag, MAIN), Position::default(), message);
         incoming.attempt = notes.attempt.max(1);
         incoming.takes = notes.takes.saturating_add(returned.unwrap_or(0)).saturating_add(1);
+        if incoming.takes > 1
+            && let Some(alone) = &mut self.alone
+        {
+            alone.note(incoming.token, notes);
+        }
         if rest.is_zero() {
             batch.push(incoming);
         } else {
             self.lane.push_due(incoming, self.session.env.now() + rest);
         }
-    }
-
-    pub(crate) fn now(&self) -> u64 {
-        millis(self.session.env.wall())
     }
 
     /// A close began: the broker is to give nothing more, and what nobody holds goes back, in order.
@@ -300,16 +333,24 @@ impl Reader {
             if self.flush.is_none() {
                 let more = poll_fn(|cx| Poll::Ready(self.session.settles.poll_take(cx, plan).is_ready())).await;
                 if more {
-                    self.carry_out(plan, &mut exceptions);
-                } else if self.frames.is_empty() {
-                    break;
+                    if self.carry_out(plan, &mut exceptions).await.is_err() {
+                        break;
+                    }
                 } else {
-                    self.start_flush(0);
+                    self.tags.acks(&mut self.frames);
+                    match self.frames.is_empty() {
+                        true if self.copying == 0 => break,
+                        true => {}
+                        false => self.start_flush(0),
+                    }
                 }
             }
             tokio::select! { biased;
                 () = &mut limit => break,
-                written = poll_flush(&mut self.flush) => match written {
+                Some(copy) = self.done.recv() => if self.copied(copy).await.is_err() {
+                    break;
+                },
+                written = poll_flush(&mut self.flush), if self.flush.is_some() => match written {
                     Ok(upto) => self.session.settles.confirm(upto, exceptions.drain(..)),
                     Err(_) => break,
                 }

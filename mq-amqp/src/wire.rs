@@ -42,8 +42,8 @@ pub(crate) struct Notes {
     pub(crate) takes: u32,
     /// How often it was handed over alone.
     pub(crate) trials: u32,
-    /// The copy that is to be handed over alone.
-    pub(crate) armed: bool,
+    /// The number of a copy that is to be handed over alone.
+    pub(crate) armed: Option<u64>,
 }
 
 /// What came with a message.
@@ -107,8 +107,8 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
             put(name, AMQPValue::LongInt(value as i32));
         }
     }
-    if notes.armed {
-        put(ARMED, AMQPValue::Boolean(true));
+    if let Some(number) = notes.armed {
+        put(ARMED, AMQPValue::LongLongInt(number as i64));
     }
     if let Some(due) = notes.due {
         put(DUE, AMQPValue::LongLongInt(due as i64));
@@ -235,7 +235,7 @@ pub(crate) fn decode(properties: BasicProperties, exchange: &str, routing_key: &
                     ATTEMPT => notes.attempt = small(value),
                     TAKES => notes.takes = small(value),
                     TRIALS => notes.trials = small(value),
-                    ARMED => notes.armed = true,
+                    ARMED => notes.armed = number(value),
                     DUE => notes.due = number(value),
                     "x-delivery-count" => returned = Some(small(value)),
                     _ if is_private(name) => {}
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn notes_are_not_shown() {
-        let notes = Notes { attempt: 3, due: Some(9), takes: 4, trials: 1, armed: true };
+        let notes = Notes { attempt: 3, due: Some(9), takes: 4, trials: 1, armed: Some(5) };
         let out = encode(&Message::new("x"), &notes, 1, 0).unwrap();
         let got = decode(out.properties, "", "q", b"x".to_vec());
         assert_eq!(got.notes, notes);

@@ -89,6 +89,21 @@ impl Deliveries {
     pub fn pop(&mut self) -> Option<Delivery> {
         let Item { message, position, attempt } = self.items.get_mut(self.at)?.take()?;
         self.at += 1;
+        let ticket = match self.runs.front_mut() {
+            // Neither the last of its run nor of the batch: nothing to tidy up.
+            Some(run) if run.n > 1 => {
+                let slot = run.first;
+                run.first += 1;
+                run.n -= 1;
+                Ticket::new(run.lane.clone(), slot)
+            }
+            _ => self.last_of_run()?,
+        };
+        Some(Delivery::new(message, position, attempt, ticket))
+    }
+
+    /// The ticket of the last delivery of a run.
+    fn last_of_run(&mut self) -> Option<Ticket> {
         if self.at == self.items.len() {
             self.items.clear();
             self.at = 0;
@@ -101,7 +116,7 @@ impl Deliveries {
         run.first += 1;
         run.n -= 1;
         let lane = if run.n == 0 { self.runs.pop_front()?.lane } else { run.lane.clone() };
-        Some(Delivery::new(message, position, attempt, Ticket::new(lane, slot)))
+        Some(Ticket::new(lane, slot))
     }
 
     /// Acknowledges all that are left: one call per run. The answer is that of the last run, or the first that is not

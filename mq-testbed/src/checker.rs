@@ -75,7 +75,7 @@ pub fn check(records: &[Record], promises: Promises) -> Verdict {
     verdict.confirmed = sends.confirmed.len();
     deliveries(records, &sends, &mut verdict);
     losses(records, &sends, &faults, &mut verdict);
-    acks(records, &mut verdict);
+    acks(records, &faults, &mut verdict);
     if promises.ordered {
         order(records, &sends, &mut verdict);
     }
@@ -207,21 +207,30 @@ fn losses(records: &[Record], sends: &Sends<'_>, faults: &Faults, verdict: &mut 
     }
 }
 
-/// Messages that were tried to be sent more than once, and so may lie in the broker twice.
-fn repeated(records: &[Record]) -> BTreeSet<&str> {
-    let mut tries: HashMap<&str, usize> = HashMap::new();
+/// Messages that may lie in the broker twice: tried more than once, or on their way while a fault was at work, when the
+/// client library may have repeated them by itself.
+fn repeated<'a>(records: &'a [Record], faults: &Faults) -> BTreeSet<&'a str> {
+    let mut first: HashMap<&str, u64> = HashMap::new();
+    let mut found = BTreeSet::new();
     for record in records {
-        if let Event::Sending { id, .. } = &record.event {
-            *tries.entry(id).or_default() += 1;
+        match &record.event {
+            Event::Sending { id, .. } => {
+                let again = first.insert(id, record.at).is_some();
+                found.extend(again.then_some(id.as_str()));
+            }
+            Event::Sent { id, .. } if first.get(id.as_str()).is_some_and(|begun| faults.touch(*begun, record.at)) => {
+                found.insert(id);
+            }
+            _ => {}
         }
     }
-    tries.into_iter().filter(|(_, times)| *times > 1).map(|(id, _)| id).collect()
+    found
 }
 
 /// Delivered again after a confirmed ack. A message can lie in the broker twice, when its first send had no answer and
 /// was repeated: where the broker says the place, places are compared; else messages whose sends were all answered.
-fn acks(records: &[Record], verdict: &mut Verdict) {
-    let repeated = repeated(records);
+fn acks(records: &[Record], faults: &Faults, verdict: &mut Verdict) {
+    let repeated = repeated(records, faults);
     let mut acked: BTreeSet<(&str, Option<&str>)> = BTreeSet::new();
     for record in records {
         match &record.event {
@@ -262,7 +271,7 @@ fn order(records: &[Record], sends: &Sends<'_>, verdict: &mut Verdict) {
 /// Two members hold one message. Not counted where a fault touches the first one's hold: it may have lost its
 /// ownership without being able to know. Nor where two copies may lie in the broker and it does not say which is which.
 fn owners(records: &[Record], faults: &Faults, verdict: &mut Verdict) {
-    let repeated = repeated(records);
+    let repeated = repeated(records, faults);
     // A hold is one delivery of one copy.
     let mut held: HashMap<(&str, Option<&str>), (&str, u64)> = HashMap::new();
     for record in records {

@@ -50,8 +50,14 @@ impl Books {
         self.acks.flush();
     }
 
+    /// A handler succeeded: the case that must be cheap.
+    #[inline(always)]
+    pub(super) fn ack(&mut self, ticket: Ticket) {
+        self.report.acked += 1;
+        self.acks.push(ticket);
+    }
+
     /// Settles by what became of a handler.
-    #[inline]
     pub(super) fn enter<E: Into<BoxError>>(&mut self, polled: Polled<Result<Outcome, E>, Ticket>) {
         match polled {
             Polled::Done(Ok(outcome), ticket) => self.settle_or_ack(outcome, ticket),
@@ -66,10 +72,7 @@ impl Books {
     #[inline]
     pub(super) fn settle_or_ack(&mut self, outcome: Outcome, ticket: Ticket) {
         match outcome {
-            Outcome::Ack => {
-                self.report.acked += 1;
-                self.acks.push(ticket);
-            }
+            Outcome::Ack => self.ack(ticket),
             outcome => self.settle(outcome, ticket),
         }
     }

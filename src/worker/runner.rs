@@ -1,5 +1,6 @@
 //! Runs one route: fetches, calls the service, settles.
 
+use super::Outcome;
 use super::books::{Books, Report};
 use super::request::Request;
 use super::route::MessageService;
@@ -132,6 +133,10 @@ impl<Svc: MessageService> Runner<Svc> {
                 // Out of tokio's budget everything of tokio's waits, ready or not: that says nothing about the handler.
                 Polled::Pending if !has_budget_remaining() => return,
                 Polled::Pending => self.appetite.waited(),
+                Polled::Done(Ok(Outcome::Ack), ticket) => {
+                    self.appetite.finished_at_once();
+                    self.books.ack(ticket);
+                }
                 polled => {
                     self.appetite.finished_at_once();
                     self.books.enter(polled);

@@ -128,7 +128,7 @@ impl<F: Future, K> Slots<F, K> {
     }
 
     /// Starts a future in a free slot and polls it once. `start` runs under the same protection against panics.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(
         &mut self,
         kept: K,
@@ -159,13 +159,23 @@ impl<F: Future, K> Slots<F, K> {
             Ok(Poll::Pending) => {
                 slot.lost = watch(&kept);
                 slot.kept = Some(kept);
-                if self.is_lost(at) { self.clear(at).map_or(Polled::Pending, Polled::Lost) } else { Polled::Pending }
+                self.begun_waiting(at)
             }
             Err(panic) => {
                 slot.kept = Some(kept);
-                self.clear(at).map_or(Polled::Pending, |kept| Polled::Panicked(panic_text(&*panic), kept))
+                self.panicked(at, &*panic)
             }
         }
+    }
+
+    /// A future was not ready at its first poll.
+    fn begun_waiting(&mut self, at: u32) -> Polled<F::Output, K> {
+        if self.is_lost(at) { self.clear(at).map_or(Polled::Pending, Polled::Lost) } else { Polled::Pending }
+    }
+
+    #[cold]
+    fn panicked(&mut self, at: u32, panic: &(dyn Any + Send)) -> Polled<F::Output, K> {
+        self.clear(at).map_or(Polled::Pending, |kept| Polled::Panicked(panic_text(panic), kept))
     }
 
     /// Polls the future of one slot.
@@ -181,7 +191,7 @@ impl<F: Future, K> Slots<F, K> {
             Ok(Poll::Pending) if !self.is_lost(at) => Polled::Pending,
             Ok(Poll::Pending) => self.clear(at).map_or(Polled::Pending, Polled::Lost),
             Ok(Poll::Ready(output)) => self.clear(at).map_or(Polled::Pending, |kept| Polled::Done(output, kept)),
-            Err(panic) => self.clear(at).map_or(Polled::Pending, |kept| Polled::Panicked(panic_text(&*panic), kept)),
+            Err(panic) => self.panicked(at, &*panic),
         }
     }
 

@@ -8,7 +8,7 @@ use mq_testbed::checker::Promises;
 use mq_testbed::trial::{Bed, Client, Fault, Measure, Outcome as Trial};
 use mq_testbed::{Kind, Problem};
 
-use crate::{Outcome, build_program};
+use crate::{Outcome, build_program, features};
 
 /// Arguments of `cargo xtask faults`.
 #[derive(clap::Args)]
@@ -40,8 +40,8 @@ struct Subject {
     promises: Promises,
 }
 
-/// Everything that can be put under faults. A backend of anymq gets its line here once it has a client program.
-const SUBJECTS: [Subject; 3] = [
+/// Everything that can be put under faults: the raw clients, then the backends of anymq.
+const SUBJECTS: [Subject; 6] = [
     Subject {
         name: "raw-redis",
         kind: Kind::Redis,
@@ -63,7 +63,38 @@ const SUBJECTS: [Subject; 3] = [
         args: &["kafka"],
         promises: Promises { ordered: true, one_owner: true },
     },
+    Subject {
+        name: "redis",
+        kind: Kind::Redis,
+        program: "testbed-client",
+        args: &[],
+        promises: Promises { ordered: false, one_owner: true },
+    },
+    Subject {
+        name: "amqp",
+        kind: Kind::RabbitMq,
+        program: "testbed-client",
+        args: &[],
+        promises: Promises { ordered: false, one_owner: true },
+    },
+    Subject {
+        name: "kafka",
+        kind: Kind::Kafka,
+        program: "testbed-client",
+        args: &[],
+        promises: Promises { ordered: true, one_owner: true },
+    },
 ];
+
+/// The names of all that can be put under faults, and the server each needs.
+pub(crate) fn subjects() -> Vec<(&'static str, Kind)> {
+    let stubs = features::stubs();
+    SUBJECTS
+        .iter()
+        .filter(|subject| !stubs.contains(&subject.name))
+        .map(|subject| (subject.name, subject.kind))
+        .collect()
+}
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
@@ -73,6 +104,10 @@ pub(crate) fn run(args: Args) -> Outcome {
         .filter(|subject| subject.name == args.client || (args.client == "raw" && subject.name.starts_with("raw-")))
         .collect();
     if subjects.is_empty() {
+        let known: Vec<&str> = SUBJECTS.iter().map(|subject| subject.name).collect();
+        return Err(format!("\"{}\" is none of: raw {}", args.client, known.join(" ")));
+    }
+    if features::stubs().contains(&args.client.as_str()) {
         println!("not built");
         return Ok(());
     }

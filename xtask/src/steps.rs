@@ -22,6 +22,7 @@ pub(crate) struct Step {
     args: Vec<String>,
     env: Vec<(String, String)>,
     limit: Duration,
+    interrupt_after: Option<Duration>,
 }
 
 /// What became of it.
@@ -44,7 +45,13 @@ impl Step {
         Self::new(backend, suite, crate::this_program(), args)
     }
 
-    fn new(backend: &str, suite: &str, program: PathBuf, args: &[&str]) -> Self {
+    /// A row for something that there is no program for yet.
+    pub(crate) fn not_built(backend: &str, suite: &str) -> Self {
+        Self::new(backend, suite, PathBuf::from("echo"), &["not built"])
+    }
+
+    /// Any program.
+    pub(crate) fn new(backend: &str, suite: &str, program: PathBuf, args: &[&str]) -> Self {
         Self {
             backend: backend.into(),
             suite: suite.into(),
@@ -52,6 +59,7 @@ impl Step {
             args: args.iter().map(|arg| (*arg).to_owned()).collect(),
             env: Vec::new(),
             limit: Duration::from_secs(30 * 60),
+            interrupt_after: None,
         }
     }
 
@@ -70,6 +78,12 @@ impl Step {
     /// After this time it is ended and has failed; 30 min unless said otherwise.
     pub(crate) fn limit(mut self, minutes: u64) -> Self {
         self.limit = Duration::from_secs(minutes * 60);
+        self
+    }
+
+    /// Sends it Ctrl-C after that time: for a program that runs until then and has to end well.
+    pub(crate) fn interrupt_after(mut self, seconds: u64) -> Self {
+        self.interrupt_after = Some(Duration::from_secs(seconds));
         self
     }
 
@@ -123,7 +137,16 @@ impl Step {
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let mut child = command.spawn().map_err(Problem::during(format!("start {}", self.program.display())))?;
         let _guarded = Guarded::new(child.id());
-        let ended = mq_testbed::until("the step's end", self.limit, || child.try_wait().transpose());
+        let begun = Instant::now();
+        let mut interrupt = self.interrupt_after;
+        let ended = mq_testbed::until("the step's end", self.limit, || {
+            if interrupt.is_some_and(|after| begun.elapsed() >= after) {
+                interrupt = None;
+                // Fails when it has ended by itself, which its status tells.
+                let _ = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+            }
+            child.try_wait().transpose()
+        });
         let text = |log| fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
         match ended {
             Ok(status) => Ok((status.is_ok_and(|status| status.success()), text(&log))),

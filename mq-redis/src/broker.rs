@@ -1,0 +1,151 @@
+//! The connection as programs see it.
+
+use crate::admin::StreamsAdmin;
+use crate::connect::Hub;
+use crate::driver::Streams;
+use crate::probe::capabilities;
+use crate::pubsub::{NoAdmin, PubSub};
+use crate::url::{Options, Transport};
+use backoff::wait_for_server;
+use mq_api::{
+    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, HealthWatch, Producer, ProducerSpec, Result,
+    Subscription, async_trait,
+};
+use mq_core::{ConnectPolicy, EngineConsumer, EngineProducer, Env, Hooks};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+enum Kind {
+    Streams(Arc<Streams>),
+    PubSub(Arc<PubSub>),
+}
+
+/// A connection to Redis.
+pub(crate) struct Redis {
+    hub: Arc<Hub>,
+    kind: Kind,
+    env: Env,
+    policy: ConnectPolicy,
+    hooks: Arc<dyn Hooks>,
+    consumers: Mutex<Vec<ConsumerControl>>,
+    producers: Mutex<Vec<Weak<EngineProducer>>>,
+}
+
+impl Redis {
+    pub(crate) async fn connect(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<Self>> {
+        let options = Options::parse(url)?;
+        let env = Env::own_thread("anymq-redis", None)?;
+        let policy = ConnectPolicy { first: options.connect_timeout, ..ConnectPolicy::default() };
+        let transport = options.transport;
+        let hub = Hub::new(options, env.clone());
+        if let Err(error) = wait_for_server(&hub).await {
+            hub.close().await;
+            env.shut_down(Duration::from_secs(1)).await;
+            return Err(error);
+        }
+        let kind = match transport {
+            Transport::Streams => Kind::Streams(Arc::new(Streams::new(hub.clone()))),
+            Transport::PubSub => Kind::PubSub(Arc::new(PubSub::new(hub.clone()))),
+        };
+        Ok(Arc::new(Self { hub, kind, env, policy, hooks, consumers: Mutex::default(), producers: Mutex::default() }))
+    }
+}
+
+mod backoff {
+    use super::Hub;
+    use mq_api::{ErrorKind, Result};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// Waits for a server that is down; what no waiting mends fails at once.
+    pub(super) async fn wait_for_server(hub: &Arc<Hub>) -> Result<()> {
+        let until = tokio::time::Instant::now() + hub.options.connect_timeout;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let error = match hub.link("").await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let now = tokio::time::Instant::now();
+            let hopeless =
+                !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Disconnected);
+            if hopeless || now >= until {
+                return Err(error);
+            }
+            let share = 1.0 + 0.25 * hub.env.random_share();
+            tokio::time::sleep(pause.mul_f64(share).min(until - now)).await;
+            pause = (pause * 2).min(Duration::from_secs(2));
+        }
+    }
+}
+
+#[async_trait]
+impl Broker for Redis {
+    fn capabilities(&self) -> Arc<Capabilities> {
+        Arc::new(capabilities(&self.hub.options, self.hub.facts().as_deref()))
+    }
+
+    async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
+        let (env, hooks) = (self.env.clone(), self.hooks.clone());
+        let producer = match &self.kind {
+            Kind::Streams(driver) => EngineProducer::start(driver.clone(), spec, env, hooks, self.policy).await?,
+            Kind::PubSub(driver) => EngineProducer::start(driver.clone(), spec, env, hooks, self.policy).await?,
+        };
+        let mut producers = self.producers.lock();
+        producers.retain(|p| p.strong_count() > 0);
+        producers.push(Arc::downgrade(&producer));
+        drop(producers);
+        Ok(producer)
+    }
+
+    async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
+        let (env, hooks) = (self.env.clone(), self.hooks.clone());
+        let consumer = match &self.kind {
+            Kind::Streams(driver) => {
+                EngineConsumer::start(driver.clone(), subscription, env, hooks, self.policy).await?
+            }
+            Kind::PubSub(driver) => {
+                EngineConsumer::start(driver.clone(), subscription, env, hooks, self.policy).await?
+            }
+        };
+        let mut consumers = self.consumers.lock();
+        consumers.retain(|c| c.health().current().state != mq_api::HealthState::Closed);
+        consumers.push(consumer.control());
+        drop(consumers);
+        Ok(Box::new(consumer))
+    }
+
+    fn admin(&self) -> Arc<dyn Admin> {
+        match &self.kind {
+            Kind::Streams(_) => Arc::new(StreamsAdmin::new(self.hub.clone())),
+            Kind::PubSub(_) => Arc::new(NoAdmin),
+        }
+    }
+
+    fn health(&self) -> HealthWatch {
+        self.hub.health.watch()
+    }
+
+    async fn close(&self, deadline: Duration) -> CloseReport {
+        let mut report = CloseReport::default();
+        let consumers = std::mem::take(&mut *self.consumers.lock());
+        let producers: Vec<_> = self.producers.lock().drain(..).filter_map(|p| p.upgrade()).collect();
+        let closing: Vec<_> = consumers.iter().map(|c| c.close(deadline)).collect();
+        for closed in futures_util::future::join_all(closing).await {
+            report += closed;
+        }
+        // After the consumers: a handler that was waited for may still have sent.
+        for closed in futures_util::future::join_all(producers.iter().map(|p| p.close(deadline))).await {
+            report += closed;
+        }
+        self.hub.close().await;
+        if tokio::time::timeout(Duration::from_secs(2), self.env.no_tasks()).await.is_err() {
+            tracing::warn!(tasks = self.env.tasks(), "tasks were left at close and are ended with their thread");
+        }
+        if !self.env.shut_down(Duration::from_secs(2)).await {
+            report.abandoned += 1;
+        }
+        report
+    }
+}

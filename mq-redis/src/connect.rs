@@ -1,0 +1,389 @@
+//! Connections: one for all commands of a client (one a node on a Cluster), and one of its own for every subscription, whose
+//! blocking reads would hold up everything else.
+
+use crate::answer::{as_bytes, as_int, as_text, checked, failure, list};
+use crate::probe::{Facts, probe};
+use crate::url::{Options, Place, Secret, Tls};
+use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
+use mq_core::Env;
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline,
+    ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, TlsCertificates, Value,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Longest wait for one TCP connection and greeting. Below the engine's 10 s an attempt, so that the next host gets its turn.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Requests that may wait for the socket of one connection: 500 topics on one client do not queue behind a full channel.
+const QUEUE: usize = 1024;
+
+/// A connection for commands, shared.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) conn: MultiplexedConnection,
+    pub(crate) node: ConnectionAddr,
+    pub(crate) facts: Arc<Facts>,
+    number: u64,
+}
+
+impl Link {
+    /// Sends one command; an error of the server is an error.
+    pub(crate) async fn query(&self, cmd: &Cmd) -> Result<Value, RedisError> {
+        checked(self.conn.clone().send_packed_command(cmd).await?)
+    }
+
+    /// Sends commands together; one answer each, errors among them.
+    pub(crate) async fn query_all(&self, pipe: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        self.conn.clone().send_packed_commands(pipe, 0, pipe.len()).await
+    }
+}
+
+/// All connections of one client.
+pub(crate) struct Hub {
+    pub(crate) options: Options,
+    pub(crate) env: Env,
+    pub(crate) health: HealthSetter,
+    links: Mutex<HashMap<String, Link>>,
+    /// Where a key lives, on a Cluster.
+    routes: Mutex<HashMap<String, ConnectionAddr>>,
+    main: Mutex<Option<ConnectionAddr>>,
+    number: AtomicU64,
+    warned: AtomicBool,
+    facts: parking_lot::Mutex<Option<Arc<Facts>>>,
+    /// Where broadcast subscriptions go on after a lost session: last id, and the number of entries up to it.
+    pub(crate) places: parking_lot::Mutex<HashMap<String, (crate::answer::Id, i64)>>,
+}
+
+impl Hub {
+    pub(crate) fn new(options: Options, env: Env) -> Arc<Self> {
+        // Two providers in one build (a program that uses aws-lc-rs) must not make the first connection panic. An error means
+        // that there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Arc::new(Self {
+            health: HealthSetter::new(HealthState::Connecting, env.wall()),
+            options,
+            env,
+            links: Mutex::default(),
+            routes: Mutex::default(),
+            main: Mutex::default(),
+            number: AtomicU64::new(0),
+            warned: AtomicBool::new(false),
+            facts: parking_lot::Mutex::new(None),
+            places: parking_lot::Mutex::default(),
+        })
+    }
+
+    /// What the server said of itself at the last connection.
+    pub(crate) fn facts(&self) -> Option<Arc<Facts>> {
+        self.facts.lock().clone()
+    }
+
+    /// The connection for commands on `key`.
+    pub(crate) async fn link(self: &Arc<Self>, key: &str) -> Result<Link> {
+        let hub = self.clone();
+        let key = key.to_owned();
+        // On the library's own runtime: the connection's task must live there.
+        let made = self.env.spawn(async move { hub.link_here(&key).await }).await;
+        made.unwrap_or_else(|e| Err(Error::new(ErrorKind::Closed, "the broker was closed").with_source(e)))
+    }
+
+    async fn link_here(&self, key: &str) -> Result<Link> {
+        let route = self.routes.lock().await.get(key).cloned();
+        let mut link = match route {
+            Some(node) => self.link_to(&node).await?,
+            None => self.main_link().await?,
+        };
+        if !link.facts.cluster {
+            return Ok(link);
+        }
+        // A command on the key tells where it lives.
+        for _ in 0..5 {
+            match link.query(redis::cmd("EXISTS").arg(key)).await {
+                Ok(_) => {
+                    self.routes.lock().await.insert(key.to_owned(), link.node.clone());
+                    return Ok(link);
+                }
+                Err(error) => match error.redirect_node() {
+                    Some((address, _)) => {
+                        let node = self.node_of(address)?;
+                        link = self.link_to(&node).await?;
+                    }
+                    None => return Err(failure(error, "looking for the topic's node")),
+                },
+            }
+        }
+        Err(Error::new(ErrorKind::Unavailable, "the Cluster is moving this topic; tried again"))
+    }
+
+    fn node_of(&self, address: &str) -> Result<ConnectionAddr> {
+        let (host, port) = address
+            .rsplit_once(':')
+            .and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)))
+            .ok_or_else(|| Error::new(ErrorKind::Other, format!("the Cluster named a node '{address}'")))?;
+        Ok(self.address(host, port))
+    }
+
+    async fn main_link(&self) -> Result<Link> {
+        let known = self.main.lock().await.clone();
+        if let Some(node) = known
+            && let Some(link) = self.links.lock().await.get(&node.to_string())
+        {
+            return Ok(link.clone());
+        }
+        let result = match &self.options.place {
+            Place::Socket(path) => self.link_to(&ConnectionAddr::Unix(path.clone())).await,
+            Place::Hosts(hosts) if self.options.sentinel.is_some() => {
+                let node = self.ask_sentinels(hosts).await?;
+                self.link_to(&node).await
+            }
+            Place::Hosts(hosts) => self.first_master(hosts).await,
+        };
+        match result {
+            Ok(link) => {
+                *self.main.lock().await = Some(link.node.clone());
+                self.health.set(HealthState::Running, "", self.env.wall());
+                Ok(link)
+            }
+            Err(error) => {
+                let state = match self.facts() {
+                    None => HealthState::Connecting,
+                    Some(_) => HealthState::Reconnecting,
+                };
+                self.health.set(state, error.to_string(), self.env.wall());
+                Err(error)
+            }
+        }
+    }
+
+    async fn first_master(&self, hosts: &[(String, u16)]) -> Result<Link> {
+        let mut failed = None;
+        for (host, port) in hosts {
+            match self.link_to(&self.address(host.clone(), *port)).await {
+                Ok(link) if hosts.len() == 1 || self.is_master(&link).await => return Ok(link),
+                Ok(link) => {
+                    self.lost(&link).await;
+                    failed.get_or_insert(Error::new(ErrorKind::Unavailable, "none of the hosts is a master"));
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Config, "the URL names no host")))
+    }
+
+    async fn is_master(&self, link: &Link) -> bool {
+        match link.query(&redis::cmd("ROLE")).await {
+            Ok(role) => list(role).first().and_then(as_bytes) == Some(b"master"),
+            // Not allowed to ask: taken as it is.
+            Err(error) => error.code() == Some("NOPERM"),
+        }
+    }
+
+    /// The address of the master, from the first Sentinel that answers.
+    async fn ask_sentinels(&self, hosts: &[(String, u16)]) -> Result<ConnectionAddr> {
+        let name = self.options.sentinel.as_deref().unwrap_or_default();
+        let mut failed = None;
+        for (host, port) in hosts {
+            let settings = login(
+                RedisConnectionInfo::default(),
+                self.options.sentinel_user.as_deref(),
+                self.options.sentinel_password.as_ref(),
+            );
+            let node = self.address(host.clone(), *port);
+            let ask = async {
+                let mut conn = self.open(&node, settings, Some(CONNECT), None).await?;
+                let cmd = redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).take();
+                let answer = conn.send_packed_command(&cmd).await.and_then(checked);
+                answer.map_err(|e| failure(e, "asking a Sentinel"))
+            };
+            match ask.await.map(list) {
+                Ok(parts) => {
+                    if let (Some(host), Some(port)) =
+                        (parts.first().and_then(as_text), parts.get(1).and_then(as_int).and_then(|p| p.try_into().ok()))
+                    {
+                        return Ok(self.address(host.to_owned(), port));
+                    }
+                    let text = format!("the Sentinel at {node} knows no master '{name}'; check sentinel= of the URL");
+                    failed = Some(Error::new(ErrorKind::Unavailable, text));
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Config, "the URL names no Sentinel")))
+    }
+
+    fn address(&self, host: String, port: u16) -> ConnectionAddr {
+        match &self.options.tls {
+            Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+            None => ConnectionAddr::Tcp(host, port),
+        }
+    }
+
+    async fn link_to(&self, node: &ConnectionAddr) -> Result<Link> {
+        // Held while connecting: sessions that start together share one connection.
+        let mut links = self.links.lock().await;
+        if let Some(link) = links.get(&node.to_string()) {
+            return Ok(link.clone());
+        }
+        let timeout = self.options.response_timeout;
+        let conn = self.open(node, self.settings(), Some(timeout), None).await?;
+        let facts = Arc::new(probe(&conn).await?);
+        *self.facts.lock() = Some(facts.clone());
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            self.warn(&facts);
+        }
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let link = Link { conn, node: node.clone(), facts, number };
+        links.insert(node.to_string(), link.clone());
+        Ok(link)
+    }
+
+    /// Once a client.
+    fn warn(&self, facts: &Facts) {
+        if self.options.is_exposed() {
+            tracing::warn!("the Redis password crosses the network in clear; use rediss://");
+        }
+        if facts.persists == Some(false) && self.options.transport == crate::url::Transport::Streams {
+            tracing::warn!(
+                "this Redis has no append-only file: what it confirmed is lost when it is killed; set appendonly yes and \
+                 appendfsync always, or ask for replicas with ?wait=1"
+            );
+        }
+        if let Some(policy) = facts.eviction.as_deref().filter(|p| p.starts_with("allkeys")) {
+            tracing::warn!(
+                policy,
+                "this Redis may evict whole streams with their groups; set maxmemory-policy noeviction"
+            );
+        }
+    }
+
+    /// A connection of the caller's own to the node of `link`, without a time limit for answers: for blocking reads.
+    pub(crate) async fn own(&self, link: &Link) -> Result<MultiplexedConnection> {
+        self.open(&link.node, self.settings(), None, None).await
+    }
+
+    /// As [`own`](Self::own), with the time limit of commands: for `WAIT`, which blocks what is behind it.
+    pub(crate) async fn own_timed(&self, link: &Link) -> Result<MultiplexedConnection> {
+        self.open(&link.node, self.settings(), Some(self.options.response_timeout), None).await
+    }
+
+    /// A connection for Pub/Sub: messages go to `pushes`.
+    pub(crate) async fn own_pubsub(
+        &self,
+        link: &Link,
+        pushes: UnboundedSender<PushInfo>,
+    ) -> Result<MultiplexedConnection> {
+        let settings = self.settings().set_protocol(ProtocolVersion::RESP3);
+        self.open(&link.node, settings, Some(self.options.response_timeout), Some(pushes)).await
+    }
+
+    fn settings(&self) -> RedisConnectionInfo {
+        let settings =
+            RedisConnectionInfo::default().set_db(self.options.db).set_lib_name("anymq", env!("CARGO_PKG_VERSION"));
+        login(settings, self.options.user.as_deref(), self.options.password.as_ref())
+    }
+
+    async fn open(
+        &self,
+        node: &ConnectionAddr,
+        settings: RedisConnectionInfo,
+        timeout: Option<Duration>,
+        pushes: Option<UnboundedSender<PushInfo>>,
+    ) -> Result<MultiplexedConnection> {
+        let doing = format!("connecting to Redis at {node}");
+        let client = self.client(node, settings).map_err(|e| e.doing(&doing))?;
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT))
+            .set_response_timeout(timeout)
+            .set_pipeline_buffer_size(QUEUE);
+        if let Some(pushes) = pushes {
+            config = config.set_push_sender(pushes);
+        }
+        let opened = tokio::time::timeout(CONNECT * 2, client.get_multiplexed_async_connection_with_config(&config));
+        let mut conn = match opened.await {
+            Ok(opened) => opened.map_err(|e| failure(e, &doing))?,
+            Err(_) => return Err(Error::new(ErrorKind::Timeout, format!("{doing}: no greeting in time"))),
+        };
+        // Refused to users without the right; the name is for people only.
+        let _ = conn.send_packed_command(redis::cmd("CLIENT").arg("SETNAME").arg(&self.options.name)).await;
+        Ok(conn)
+    }
+
+    fn client(&self, node: &ConnectionAddr, settings: RedisConnectionInfo) -> Result<Client> {
+        let keepalive =
+            socket2::TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(3));
+        // The crate leaves Nagle's algorithm on, and half-open sockets to the system's defaults.
+        let tcp = TcpSettings::default()
+            .set_nodelay(true)
+            .set_keepalive(keepalive)
+            .set_user_timeout(self.options.response_timeout);
+        let bad = |e: RedisError| failure(e, "reading the connection's settings");
+        let info: ConnectionInfo =
+            node.clone().into_connection_info().map_err(bad)?.set_redis_settings(settings).set_tcp_settings(tcp);
+        match (&self.options.tls, node) {
+            (Some(tls), ConnectionAddr::TcpTls { .. }) => Client::build_with_tls(info, certificates(tls)?).map_err(bad),
+            _ => Client::open(info).map_err(bad),
+        }
+    }
+
+    /// The connection of this link failed: the next caller makes another, and looks for the master again.
+    pub(crate) async fn lost(&self, link: &Link) {
+        let mut links = self.links.lock().await;
+        if links.get(&link.node.to_string()).is_some_and(|l| l.number == link.number) {
+            links.remove(&link.node.to_string());
+            drop(links);
+            self.routes.lock().await.retain(|_, node| *node != link.node);
+            let mut main = self.main.lock().await;
+            if main.as_ref() == Some(&link.node) {
+                *main = None;
+                self.health.set(HealthState::Reconnecting, "the connection was lost", self.env.wall());
+            }
+        }
+    }
+
+    /// Lets go of every connection.
+    pub(crate) async fn close(&self) {
+        self.links.lock().await.clear();
+        self.routes.lock().await.clear();
+        *self.main.lock().await = None;
+        self.health.set(HealthState::Closed, "", self.env.wall());
+    }
+}
+
+fn login(settings: RedisConnectionInfo, user: Option<&str>, password: Option<&Secret>) -> RedisConnectionInfo {
+    let settings = match user {
+        Some(user) => settings.set_username(user),
+        None => settings,
+    };
+    match password {
+        Some(password) => settings.set_password(&password.0),
+        None => settings,
+    }
+}
+
+fn certificates(tls: &Tls) -> Result<TlsCertificates> {
+    let read = |path: &std::path::Path, what: &str| {
+        std::fs::read(path).map_err(|e| {
+            let text = format!("{what}={}: the file cannot be read", path.display());
+            Error::new(ErrorKind::Config, text).with_source(e)
+        })
+    };
+    let root_cert = tls.ca.as_deref().map(|path| read(path, "ca")).transpose()?;
+    let client_tls = match &tls.cert {
+        Some((cert, key)) => Some(ClientTlsConfig { client_cert: read(cert, "cert")?, client_key: read(key, "key")? }),
+        None => None,
+    };
+    Ok(TlsCertificates { client_tls, root_cert })
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Hub({:?})", self.options)
+    }
+}

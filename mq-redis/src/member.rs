@@ -1,0 +1,224 @@
+//! One session of one member of a group: what its parts (reading, settling, tending) share.
+
+use crate::answer::{Id, as_bytes, as_int, failure, fields, list, parse_id};
+use crate::connect::{Hub, Link};
+use crate::keys::GroupKeys;
+use crate::topology::Keep;
+use crate::wire;
+use mq_api::{Error, Event, Gap, GapCause, Position};
+use mq_core::{Incoming, Lane, Session, Token};
+use parking_lot::Mutex;
+use redis::{RedisError, Value};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// What outlives a session: known by the member's name.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// The group was there once, so that its absence is a loss.
+    pub(crate) seen: bool,
+    /// The last session ended because the group was gone.
+    pub(crate) group_lost: bool,
+    /// The lowest id that the group had not settled when it was last looked at.
+    pub(crate) low: Option<String>,
+    /// Number of the next hand-over of what was in the application's hands when a session was lost.
+    pub(crate) attempts: HashMap<(usize, Token), u32>,
+    /// The server's run, to tell a restart that lost everything from a deletion.
+    pub(crate) run: Option<String>,
+    /// The last position seen.
+    pub(crate) last: Option<Position>,
+    /// In log mode: entries removed so far that were reported as missed.
+    pub(crate) missed: i64,
+}
+
+/// What is known of an entry that is no first delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// The server's count of takes: with the owner it fences settlements.
+    pub(crate) count: u32,
+    pub(crate) attempt: u32,
+    pub(crate) trials: u32,
+}
+
+impl Known {
+    pub(crate) const FIRST: Self = Self { count: 1, attempt: 1, trials: 0 };
+}
+
+/// A stream that the group reads: the topic's, or the one that redrive writes to.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) keys: GroupKeys,
+    pub(crate) lane: Arc<Lane>,
+    /// Entries that differ from [`Known::FIRST`].
+    pub(crate) known: Mutex<HashMap<Token, Known>>,
+}
+
+impl Side {
+    pub(crate) fn known(&self, token: Token) -> Known {
+        self.known.lock().get(&token).copied().unwrap_or(Known::FIRST)
+    }
+
+    pub(crate) fn forget(&self, token: Token) {
+        self.known.lock().remove(&token);
+    }
+}
+
+/// See the module.
+pub(crate) struct Member {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) link: Link,
+    pub(crate) session: Session,
+    pub(crate) group: String,
+    pub(crate) me: String,
+    pub(crate) sides: [Side; 2],
+    /// The stream of redrive exists: it is read too.
+    pub(crate) again: AtomicBool,
+    pub(crate) keep: Keep,
+    pub(crate) memory: Arc<Mutex<Memory>>,
+    /// Everything held was renewed, or read, not before this.
+    pub(crate) fresh_since: Mutex<Instant>,
+    /// When the read in flight was sent.
+    pub(crate) reading_since: Mutex<Option<Instant>>,
+    /// Something was parked that may be due before the next look.
+    pub(crate) parked: Notify,
+    /// The group was made again: attempts of what is read are noted beside it.
+    pub(crate) revived: AtomicBool,
+    /// Mean size of an entry, to keep reads within the byte bound.
+    pub(crate) mean: AtomicU64,
+    pub(crate) acked: AtomicBool,
+    /// Dead letters that could not be written, and are tried again.
+    pub(crate) stuck: Mutex<Vec<mq_core::Other>>,
+}
+
+impl Member {
+    pub(crate) fn lease(&self) -> Duration {
+        self.session.subscription.lease
+    }
+
+    /// The streams that are read now.
+    pub(crate) fn live_sides(&self) -> &[Side] {
+        if self.again.load(Ordering::Relaxed) { &self.sides } else { &self.sides[..1] }
+    }
+
+    pub(crate) fn side_of(&self, lane: u32) -> Option<&Side> {
+        self.sides.iter().find(|side| side.lane.id() == lane)
+    }
+
+    /// An error of a command: the session goes on with it, or not.
+    pub(crate) fn error(&self, error: RedisError, doing: &str) -> Error {
+        failure(error, &format!("topic '{}', group '{}': {doing}", self.session.subscription.topic, self.group))
+    }
+
+    /// Whether everything held is certainly still owned: nobody takes it before its lease ran out, which is counted from the
+    /// moment before it was read or renewed. A quarter of the lease is left for the command's way.
+    pub(crate) fn is_certain(&self) -> bool {
+        self.fresh_since.lock().elapsed() < self.lease().mul_f32(0.75)
+    }
+
+    /// Makes a delivery of an entry.
+    fn incoming(&self, side: usize, id: Id, entry: Vec<(bytes::Bytes, bytes::Bytes)>, known: Known) -> Incoming {
+        let token = Token(id.0, id.1);
+        let position = Position::stream_id(id.0, id.1);
+        let message = wire::from_fields(entry, id);
+        if known != Known::FIRST {
+            self.sides[side].known.lock().insert(token, known);
+        }
+        Incoming { token, position, message, attempt: known.attempt, takes: known.count, trials: known.trials }
+    }
+
+    /// Hands entries that were read for the first time to the engine, or gives them back if it is closing.
+    pub(crate) fn push_new(
+        &self,
+        side: usize,
+        entries: Vec<(Id, Vec<(bytes::Bytes, bytes::Bytes)>)>,
+        notes: &HashMap<Id, Known>,
+    ) {
+        if entries.is_empty() {
+            return;
+        }
+        let bytes: usize = entries.iter().flat_map(|(_, f)| f).map(|(_, v)| v.len()).sum();
+        let mean = (bytes / entries.len()) as u64;
+        self.mean.store(self.mean.load(Ordering::Relaxed).midpoint(mean).max(1), Ordering::Relaxed);
+        let incoming = entries.into_iter().map(|(id, entry)| {
+            let known = notes.get(&id).copied().unwrap_or(Known::FIRST);
+            self.incoming(side, id, entry, known)
+        });
+        self.push(side, incoming);
+    }
+
+    /// Hands entries that a script took (id, count, tries, fields) to the engine.
+    pub(crate) fn push_taken(&self, side: usize, taken: Vec<Value>) {
+        let mut again = Vec::with_capacity(taken.len());
+        for item in taken {
+            let mut parts = list(item);
+            if parts.len() < 4 {
+                continue;
+            }
+            let entry = fields(parts.swap_remove(3)).unwrap_or_default();
+            let Some(id) = as_bytes(&parts[0]).and_then(parse_id) else { continue };
+            let token = Token(id.0, id.1);
+            let count = as_int(&parts[1]).and_then(|n| n.try_into().ok()).unwrap_or(1);
+            let (attempt, trials) = notes(as_bytes(&parts[2]).unwrap_or_default());
+            let attempt = match self.memory.lock().attempts.remove(&(side, token)) {
+                Some(next) => next.max(attempt),
+                None => attempt,
+            };
+            // The same process had it before: the former handle must be stale before there is another.
+            self.sides[side].lane.lose(&[token]);
+            again.push(self.incoming(side, id, entry, Known { count, attempt, trials }));
+        }
+        if !again.is_empty() {
+            self.push(side, again);
+        }
+    }
+
+    fn push(&self, side: usize, incoming: impl IntoIterator<Item = Incoming>) {
+        let lane = &self.sides[side].lane;
+        lane.push(incoming);
+        if self.is_stopping() {
+            // It came while the close began: nothing may stay buffered.
+            lane.begin_drain();
+        }
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.session.flow.is_shut(mq_core::Gate::Stopping)
+    }
+
+    /// Entries left the stream while they were pending.
+    pub(crate) fn gone(&self, count: u64) {
+        if count > 0 {
+            tracing::warn!(topic = %self.session.subscription.topic, group = self.group, count, "pending entries were removed from the stream");
+            self.gap(GapCause::Retention, Some(count));
+        }
+    }
+
+    pub(crate) fn gap(&self, cause: GapCause, count: Option<u64>) {
+        let from = self.memory.lock().last;
+        let topic = self.session.subscription.topic.clone();
+        self.session.events.push(Event::Gap(Gap { topic, partition: None, from, to: None, count, cause }));
+    }
+
+    /// What the session leaves for the next one of the same member.
+    pub(crate) fn remember(&self) {
+        let mut memory = self.memory.lock();
+        for (at, side) in self.sides.iter().enumerate() {
+            side.lane.visit(|slot| {
+                if slot.handed && !slot.settled {
+                    memory.attempts.insert((at, slot.token), slot.attempt + 1);
+                }
+            });
+        }
+    }
+}
+
+/// `attempt:trials`, as the scripts note it.
+pub(crate) fn notes(text: &[u8]) -> (u32, u32) {
+    let text = std::str::from_utf8(text).unwrap_or_default();
+    let (attempt, trials) = text.split_once(':').unwrap_or((text, ""));
+    (attempt.parse().unwrap_or(1), trials.parse().unwrap_or(0))
+}

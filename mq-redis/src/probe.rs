@@ -1,0 +1,140 @@
+//! What the server is: asked of the server itself, by command. No behaviour depends on a version's text.
+
+use crate::answer::{as_text, failure, field};
+use crate::url::{Options, Transport};
+use mq_api::{AttemptCounts, Capabilities, Durability, Error, ErrorKind, Feature, Result, Support, Takeover};
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+use std::time::Duration;
+
+/// What was found out at a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Name and version, as the server gives them.
+    pub(crate) server: Option<String>,
+    /// Whether it is a node of a Cluster.
+    pub(crate) cluster: bool,
+    /// Whether there is an append-only file; `None` if it did not say.
+    pub(crate) persists: Option<bool>,
+    /// Whether that file is flushed before each answer.
+    pub(crate) flushes: bool,
+    /// The server's run: another one after a restart.
+    pub(crate) run: Option<String>,
+    /// What happens at the memory limit.
+    pub(crate) eviction: Option<String>,
+}
+
+fn line<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// Asks the server what it is.
+pub(crate) async fn probe(conn: &MultiplexedConnection) -> Result<Facts> {
+    let mut conn = conn.clone();
+    let mut pipe = redis::pipe();
+    pipe.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
+    // `EXPIRETIME` came with Redis 7.0, as did the stream commands' behaviour that this crate relies on.
+    pipe.cmd("CONFIG").arg("GET").arg("maxmemory-policy").cmd("COMMAND").arg("INFO").arg("EXPIRETIME");
+    let doing = "asking the server what it is";
+    let answers = conn.send_packed_commands(&pipe, 0, 4).await.map_err(|e| failure(e, doing))?;
+    let mut answers = answers.into_iter();
+    let mut next = || answers.next().unwrap_or_default();
+    let info = next();
+    if let Value::ServerError(error) = &info
+        && matches!(error.code(), "NOAUTH" | "LOADING" | "MASTERDOWN")
+    {
+        return Err(failure(error.clone().into(), doing));
+    }
+    let info = as_text(&info).unwrap_or_default();
+    let (flush, policy, known) = (next(), next(), next());
+    if let Value::Array(found) = &known
+        && matches!(found.first(), Some(Value::Nil))
+    {
+        let text = "this server lacks commands of Redis 7.0; use Redis 7.0 or later, or Valkey";
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    let setting = |reply: &Value, name: &str| field(reply, name).and_then(as_text).map(str::to_owned);
+    let persists = line(info, "aof_enabled").map(|v| v == "1");
+    let flushes = persists == Some(true) && setting(&flush, "appendfsync").as_deref() == Some("always");
+    let server = match (line(info, "valkey_version"), line(info, "redis_version")) {
+        (Some(version), _) => Some(format!("Valkey {version}")),
+        (None, Some(version)) => Some(format!("Redis {version}")),
+        _ => None,
+    };
+    Ok(Facts {
+        server,
+        cluster: line(info, "cluster_enabled") == Some("1"),
+        persists,
+        flushes,
+        run: line(info, "run_id").map(str::to_owned),
+        eviction: setting(&policy, "maxmemory-policy"),
+    })
+}
+
+/// The capabilities of the connection.
+pub(crate) fn capabilities(options: &Options, facts: Option<&Facts>) -> Capabilities {
+    let mut all = match options.transport {
+        Transport::Streams => streams(),
+        Transport::PubSub => pubsub(),
+    };
+    all.server = facts.and_then(|f| f.server.clone());
+    all.max_partitions = 1;
+    if options.transport == Transport::Streams {
+        let alone = if facts.is_some_and(|f| f.flushes) { Durability::Disk } else { Durability::Memory };
+        all.settle_level = alone;
+        all.send_level = if options.wait > 0 { Durability::Replicated } else { alone };
+    }
+    all
+}
+
+fn streams() -> Capabilities {
+    let mut all = Capabilities::new("redis")
+        .with(Feature::Retry, Support::Emulated("parked in the pending list, counted in a hash of the group"))
+        .with(Feature::Delay, Support::Emulated("parked in the pending list with an index of due times"))
+        .with(Feature::DeadLetters, Support::Emulated("one script writes the dead letter and acknowledges"))
+        .with(Feature::Redrive, Support::Emulated("through a side stream that only the group reads"))
+        .with(Feature::Partitions, Support::Unsupported("a stream has no partitions; use one topic, or several"))
+        .with(
+            Feature::PerKey,
+            Support::Unsupported("members of a group read one stream side by side; use one member, or Kafka"),
+        )
+        .with(
+            Feature::Patterns,
+            Support::Unsupported("a stream is read by its name; patterns are for redis+pubsub://"),
+        );
+    // A take is counted by the server, a hand-over by the library when it is settled: a crash in between is not counted.
+    all.attempts = AttemptCounts::AtLeast;
+    // The lease runs out, and a member looks every third of a lease.
+    all.takeover = Takeover { lease_tenths: 15, fixed: Duration::from_secs(1) };
+    all
+}
+
+fn pubsub() -> Capabilities {
+    let mut all = Capabilities::new("redis-pubsub");
+    let stored = "Pub/Sub stores nothing; use redis:// (Streams)";
+    for feature in [
+        Feature::Groups,
+        Feature::Settlement,
+        Feature::Retry,
+        Feature::Delay,
+        Feature::DeadLetters,
+        Feature::Redrive,
+        Feature::Peek,
+        Feature::Replay,
+        Feature::Partitions,
+        Feature::PerKey,
+        Feature::Backlog,
+        Feature::Inspect,
+        Feature::Provision,
+        Feature::Reset,
+    ] {
+        all = all.with(feature, Support::Unsupported(stored));
+    }
+    all.send_level = Durability::Sent;
+    all.settle_level = Durability::Sent;
+    all.retains_without_group = false;
+    all.counts_receivers = true;
+    all.receipt_positions = false;
+    all.takeover = Takeover { lease_tenths: 0, fixed: Duration::ZERO };
+    all
+}

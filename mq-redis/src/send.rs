@@ -1,0 +1,364 @@
+//! Sending: pipelines of at most 500 `XADD` (or `PUBLISH`), a few in flight. What piles up while they fly is the next pipeline, so no timer
+//! gathers messages.
+
+use crate::answer::{as_id, as_int, ends_session, failure, refused};
+use crate::connect::{Hub, Link};
+use crate::driver::mends;
+use crate::keys::GroupKeys;
+use crate::scripts::TRIM;
+use crate::topology::{Keep, make_group, prepare_topic};
+use crate::wire;
+use futures_util::stream::{FuturesOrdered, StreamExt};
+use mq_api::{
+    Durability, Error, ErrorKind, Message, Outcome, Position, ProducerSpec, Provisioning, Receipt, Result, SendResult,
+};
+use mq_core::{End, Outgoing, Run, TxSession};
+use redis::{Pipeline, RedisError, Value};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+
+/// Messages of one pipeline: twice as many bring nothing more.
+const BATCH: usize = 500;
+/// Bytes of one pipeline: larger ones would hold up commands of others on the connection.
+const BATCH_BYTES: usize = 1 << 20;
+/// Pipelines in flight: while one is answered the next is on its way and another is being written.
+const FLYING: usize = 4;
+/// How often the length of the topic is asked for, with a bound far away.
+const LOOK: Duration = Duration::from_secs(1);
+/// Arguments of one command, at most, in the usual form.
+const ARGS: usize = 10;
+
+/// What a producer writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Two fields.
+    Packed,
+    /// One field per part, for other programs.
+    Plain,
+    /// A Pub/Sub payload.
+    Blob,
+    /// A Pub/Sub payload without this library's parts.
+    Raw,
+}
+
+struct Writer {
+    hub: Arc<Hub>,
+    link: Link,
+    tx: TxSession,
+    key: String,
+    form: Form,
+    keep: Keep,
+    make: bool,
+    level: Durability,
+    /// The length when it was asked for, and what was written since.
+    length: u64,
+    asked: Instant,
+    trimmed: Option<Instant>,
+}
+
+fn form(spec: &ProducerSpec, pubsub: bool) -> Result<Form> {
+    let mut form = if pubsub { Form::Blob } else { Form::Packed };
+    for (name, value) in &spec.native {
+        form = match (name.as_str(), value.as_str(), pubsub) {
+            ("fields", "packed", _) => form,
+            ("fields", "plain", false) => Form::Plain,
+            ("fields", "plain", true) => Form::Raw,
+            ("fields", other, _) => {
+                let text = format!("fields={other}: a producer on redis takes packed or plain");
+                return Err(Error::new(ErrorKind::Config, text));
+            }
+            (other, ..) => {
+                let text = format!("option '{other}' is not known to a producer on redis; it takes fields");
+                return Err(Error::new(ErrorKind::Config, text));
+            }
+        };
+    }
+    Ok(form)
+}
+
+/// Starts a producer's session on a stream.
+pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String) -> Result<Run> {
+    let spec = tx.spec.clone();
+    let form = form(&spec, false)?;
+    let keep = prepare_topic(link, &spec.topic, spec.retention, spec.partitions, spec.provisioning).await?;
+    for group in &spec.groups {
+        let keys = GroupKeys::new(&spec.topic, group);
+        if spec.provisioning == Provisioning::Create {
+            make_group(link, &keys, group, "0-0", None).await?;
+        } else if spec.provisioning == Provisioning::Verify
+            && !crate::topology::has_group(link, &keys.stream, group.as_str()).await?
+        {
+            let text = format!("group '{group}' of topic '{}' does not exist", spec.topic);
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
+    }
+    let mut link = link.clone();
+    let mut level = if link.facts.flushes { Durability::Disk } else { Durability::Memory };
+    if hub.options.wait > 0 {
+        // `WAIT` blocks its connection: not that of everybody.
+        link.conn = hub.own_timed(&link).await?;
+        level = Durability::Replicated;
+    }
+    let make = spec.provisioning == Provisioning::Create;
+    let writer = Writer {
+        hub: hub.clone(),
+        link,
+        tx,
+        key,
+        form,
+        keep,
+        make,
+        level,
+        length: 0,
+        asked: Instant::now(),
+        trimmed: None,
+    };
+    Ok(Box::pin(writer.start()))
+}
+
+/// Starts a producer's session on a channel.
+pub(crate) async fn open_channel(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String) -> Result<Run> {
+    let form = form(&tx.spec, true)?;
+    let writer = Writer {
+        hub: hub.clone(),
+        link: link.clone(),
+        tx,
+        key,
+        form,
+        keep: Keep::All,
+        make: true,
+        level: Durability::Sent,
+        length: 0,
+        asked: Instant::now(),
+        trimmed: None,
+    };
+    Ok(Box::pin(writer.run()))
+}
+
+impl Writer {
+    async fn start(mut self) -> End {
+        match self.ask_length().await {
+            Ok(()) => self.run().await,
+            Err(error) => self.lost(error).await,
+        }
+    }
+
+    async fn lost(&self, error: Error) -> End {
+        if mends(error.kind()) {
+            self.hub.lost(&self.link).await;
+        }
+        End::Lost(error)
+    }
+
+    async fn run(mut self) -> End {
+        let outbox = self.tx.outbox.clone();
+        let stop = self.tx.stop.clone();
+        let mut flying = FuturesOrdered::new();
+        let mut batch = Vec::new();
+        loop {
+            tokio::select! { biased;
+                () = stop.cancelled() => return End::Closed,
+                Some(answer) = flying.next(), if !flying.is_empty() => {
+                    let (sent, answers): (Vec<Outgoing>, Result<Vec<Value>, RedisError>) = answer;
+                    if let Some(error) = self.tell(sent, answers) {
+                        return self.lost(error).await;
+                    }
+                }
+                () = outbox.take(BATCH, BATCH_BYTES, &mut batch), if flying.len() < FLYING => {
+                    if let Err(error) = self.admit(&mut batch, flying.is_empty()).await {
+                        return self.lost(error).await;
+                    }
+                    if batch.is_empty() {
+                        continue;
+                    }
+                    let pipe = self.pipeline(&batch);
+                    let mut conn = self.link.conn.clone();
+                    let sent = std::mem::take(&mut batch);
+                    flying.push_back(async move {
+                        let answers = conn.send_packed_commands(&pipe, 0, pipe.len()).await;
+                        (sent, answers)
+                    });
+                }
+            }
+        }
+    }
+
+    fn pipeline(&self, batch: &[Outgoing]) -> Pipeline {
+        let mut pipe = Pipeline::with_capacity(batch.len() + 1);
+        let mut meta = Vec::with_capacity(128);
+        let oldest = match self.keep {
+            Keep::Log { age: Some(age), .. } => SystemTime::now().checked_sub(age),
+            _ => None,
+        };
+        let oldest = oldest.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok()).map(|d| d.as_millis() as u64);
+        for item in batch {
+            let mut cmd = redis::Cmd::with_capacity(ARGS, item.size as usize + self.key.len() + 160);
+            self.write(&mut cmd, &item.message, &mut meta, oldest);
+            pipe.add_command(cmd);
+        }
+        if self.hub.options.wait > 0 && self.level == Durability::Replicated {
+            pipe.cmd("WAIT").arg(self.hub.options.wait).arg(self.hub.options.wait_timeout.as_millis() as u64);
+        }
+        pipe
+    }
+
+    fn write(&self, cmd: &mut redis::Cmd, message: &Message, meta: &mut Vec<u8>, oldest: Option<u64>) {
+        match self.form {
+            Form::Blob => {
+                cmd.arg("PUBLISH").arg(&self.key).arg(wire::to_blob(message));
+                return;
+            }
+            Form::Raw => {
+                cmd.arg("PUBLISH").arg(&self.key).arg(message.payload_bytes());
+                return;
+            }
+            Form::Packed | Form::Plain => {}
+        }
+        cmd.arg("XADD").arg(&self.key);
+        if !self.make {
+            cmd.arg("NOMKSTREAM");
+        }
+        match (self.keep, oldest) {
+            (Keep::Log { max: Some(max), .. }, _) => {
+                // Whole blocks are cheap to remove; a small bound is meant exactly.
+                cmd.arg("MAXLEN").arg(if max < 1000 { "=" } else { "~" }).arg(max);
+            }
+            (Keep::Log { .. }, Some(oldest)) => {
+                cmd.arg("MINID").arg("~").arg(oldest);
+            }
+            _ => {}
+        }
+        cmd.arg("*");
+        if self.form == Form::Plain {
+            for (name, value) in wire::to_plain(message) {
+                cmd.arg(name.as_ref()).arg(value.as_ref());
+            }
+            return;
+        }
+        wire::encode(message, meta);
+        cmd.arg(wire::META).arg(meta.as_slice());
+        if let Some(payload) = &message.payload {
+            cmd.arg(wire::PAYLOAD).arg(payload.as_ref());
+        }
+    }
+
+    /// Tells the outbox what became of a pipeline; an error ends the session.
+    fn tell(&self, sent: Vec<Outgoing>, answers: Result<Vec<Value>, RedisError>) -> Option<Error> {
+        let mut answers = match answers {
+            Ok(answers) => answers,
+            Err(error) => {
+                // What was written and what not is not known.
+                let lost = failure(error.clone(), "sending");
+                let results = sent
+                    .into_iter()
+                    .map(|item| (item.ticket, Err(failure(error.clone(), "sending").with_outcome(Outcome::Unknown))));
+                self.tx.outbox.complete(results);
+                return Some(lost);
+            }
+        };
+        let mut ended = None;
+        let mut short = None;
+        if answers.len() > sent.len()
+            && let Some(reached) = answers.pop()
+        {
+            short = match as_int(&reached) {
+                Some(n) if n >= i64::from(self.hub.options.wait) => None,
+                Some(n) => Some(format!("{n} of {} replicas have it", self.hub.options.wait)),
+                None => Some(format!("the replicas could not be asked: {reached:?}")),
+            };
+        }
+        let results = sent.into_iter().zip(answers).map(|(item, answer)| {
+            let result = self.result(answer, &mut ended);
+            let result = match (&short, result) {
+                (Some(why), Ok(_)) => {
+                    let text = format!("not enough replicas: {why} after {:?}", self.hub.options.wait_timeout);
+                    Err(Error::new(ErrorKind::Timeout, text).with_outcome(Outcome::Unknown))
+                }
+                (_, result) => result,
+            };
+            (item.ticket, result)
+        });
+        self.tx.outbox.complete(results);
+        ended
+    }
+
+    fn result(&self, answer: Value, ended: &mut Option<Error>) -> SendResult {
+        match answer {
+            Value::ServerError(error) => {
+                let error: RedisError = error.into();
+                if ends_session(&error) {
+                    ended.get_or_insert_with(|| failure(error.clone(), "sending"));
+                }
+                Err(refused(error))
+            }
+            Value::Nil => {
+                let text =
+                    format!("topic '{}' does not exist, and the provisioning is not `create`", self.tx.spec.topic);
+                Err(Error::new(ErrorKind::NotFound, text).with_outcome(Outcome::Rejected))
+            }
+            Value::Int(receivers) if matches!(self.form, Form::Blob | Form::Raw) => {
+                Ok(Receipt::new(self.level).received_by(receivers.try_into().unwrap_or(0)))
+            }
+            other => {
+                let receipt = Receipt::new(self.level);
+                Ok(match as_id(&other) {
+                    Some((ms, seq)) => receipt.at(None, Position::stream_id(ms, seq)),
+                    None => receipt,
+                })
+            }
+        }
+    }
+
+    async fn ask_length(&mut self) -> Result<()> {
+        if !matches!(self.keep, Keep::Handled { .. }) {
+            return Ok(());
+        }
+        let answer = self
+            .link
+            .query(redis::cmd("XLEN").arg(&self.key))
+            .await
+            .map_err(|e| failure(e, "asking for the length"))?;
+        self.length = as_int(&answer).and_then(|n| n.try_into().ok()).unwrap_or(0);
+        self.asked = Instant::now();
+        Ok(())
+    }
+
+    /// Refuses what is beyond the bound of the topic. The length is counted along, and asked for again each second and when the
+    /// bound is near.
+    async fn admit(&mut self, batch: &mut Vec<Outgoing>, idle: bool) -> Result<()> {
+        let Keep::Handled { max } = self.keep else { return Ok(()) };
+        let n = batch.len() as u64;
+        if self.length + n > max || self.asked.elapsed() > LOOK {
+            // What is in flight would be counted or not: with pipelines in flight the count along is kept, which is upward.
+            let before = self.length;
+            self.ask_length().await?;
+            if !idle {
+                self.length = self.length.max(before);
+            }
+            if self.length + n > max && self.trimmed.is_none_or(|at| at.elapsed() > LOOK / 10) {
+                self.trimmed = Some(Instant::now());
+                let call = TRIM.on(&[&self.key]).arg("").arg("1");
+                call.run(&self.link).await.map_err(|e| failure(e, "removing what was handled"))?;
+                self.ask_length().await?;
+            }
+        }
+        let room = usize::try_from(max.saturating_sub(self.length)).unwrap_or(usize::MAX);
+        if room < batch.len() {
+            let refused = batch.split_off(room);
+            let results = refused.into_iter().map(|item| (item.ticket, Err(self.full(max))));
+            self.tx.outbox.complete(results);
+        }
+        self.length += batch.len() as u64;
+        Ok(())
+    }
+
+    fn full(&self, max: u64) -> Error {
+        let text = format!(
+            "topic '{}' holds {} messages that not every group handled, {max} are allowed; let its groups catch up, delete a \
+             group that nobody uses, or make the topic with a larger Retention::Handled",
+            self.tx.spec.topic, self.length
+        );
+        Error::new(ErrorKind::Full, text).with_outcome(Outcome::Rejected)
+    }
+}

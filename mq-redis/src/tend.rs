@@ -1,0 +1,263 @@
+//! Tending what a group holds: leases renewed, parked entries taken when they are due, dead members' entries taken over, what
+//! all groups handled removed, dead members' names forgotten. On the library's own thread, so that an application that blocks its runtime loses
+//! nothing.
+
+use crate::answer::{as_int, as_text, list, write_id};
+use crate::member::{Member, Side};
+use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
+use crate::settle::retry_stuck;
+use crate::topology::{Keep, has_group};
+use mq_api::{Error, GapCause};
+use mq_core::Token;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Longest time until a look for what is due: what another member parked or released is late by at most this.
+const LOOK: Duration = Duration::from_millis(250);
+/// With nothing parked by this member, its looks are this far apart.
+const IDLE_LOOK: Duration = Duration::from_millis(500);
+/// Entries taken in one go.
+const TAKE_AT_ONCE: usize = 100;
+/// How often the group's place is noted and what is handled is removed.
+const TRIM_EVERY: Duration = Duration::from_secs(1);
+/// How often names of dead members are looked for.
+const TIDY_EVERY: Duration = Duration::from_secs(60);
+/// Names that hold nothing and were idle for this many leases are forgotten.
+const OLD_LEASES: u32 = 10;
+
+/// When each chore is due.
+struct Times {
+    look: Instant,
+    renew: Instant,
+    trim: Instant,
+    tidy: Instant,
+    stuck: Instant,
+}
+
+/// Runs until it is dropped. The error ends the session.
+pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
+    let lease = member.lease();
+    let env = &member.session.env;
+    // A third: two renewals may fail before a lease is lost. Jitter downward, so that members do not look in step.
+    let renew_every = || (lease / 3).mul_f64(1.0 - 0.2 * env.random_share()).max(Duration::from_millis(1));
+    let now = Instant::now();
+    let mut at = Times {
+        look: now,
+        renew: now,
+        trim: now,
+        tidy: now + TIDY_EVERY.mul_f64(env.random_share()),
+        stuck: now + TRIM_EVERY,
+    };
+    let mut cursors = ["-".to_owned(), "-".to_owned()];
+    loop {
+        let now = Instant::now();
+        if now >= at.renew {
+            renew(member).await?;
+            for side in 0..member.live_sides().len() {
+                take(member, side, lease, &mut cursors[side]).await?;
+            }
+            at.renew = Instant::now() + renew_every();
+        }
+        if now >= at.look {
+            let mut next = None;
+            for side in 0..member.live_sides().len() {
+                let due = take(member, side, Duration::ZERO, &mut cursors[side]).await?;
+                next = next.into_iter().chain(due).min();
+            }
+            let idle = if next.is_some() { LOOK } else { IDLE_LOOK };
+            at.look = Instant::now() + next.map_or(idle, |due| due.min(idle));
+        }
+        if now >= at.trim {
+            note_place(member).await?;
+            at.trim = now + TRIM_EVERY;
+        }
+        if now >= at.tidy {
+            tidy(member).await?;
+            at.tidy = now + TIDY_EVERY;
+        }
+        if now >= at.stuck {
+            retry_stuck(member).await?;
+            at.stuck = now + TRIM_EVERY;
+        }
+        let next = at.look.min(at.renew).min(at.trim).min(at.tidy).min(at.stuck);
+        tokio::select! { biased;
+            () = member.parked.notified() => at.look = Instant::now(),
+            () = tokio::time::sleep_until(next) => {}
+        }
+    }
+}
+
+/// Renews everything held; what is not owned any more turns stale.
+pub(crate) async fn renew(member: &Member) -> Result<(), Error> {
+    let began = Instant::now();
+    let since = member.reading_since.lock().map_or(began, |read| read.min(began));
+    for side in &member.sides {
+        let mut held: Vec<Token> = Vec::new();
+        side.lane.held(&mut held);
+        held.extend(member.stuck.lock().iter().filter(|o| o.lane == side.lane.id()).map(|o| o.token));
+        for chunk in held.chunks(500) {
+            renew_some(member, side, chunk).await?;
+        }
+    }
+    *member.fresh_since.lock() = since;
+    Ok(())
+}
+
+async fn renew_some(member: &Member, side: &Side, tokens: &[Token]) -> Result<(), Error> {
+    let mut call = RENEW.on(&[&side.keys.stream]).arg(&member.group).arg(&member.me);
+    let mut text = Vec::with_capacity(32);
+    for token in tokens {
+        write_id(*token, &mut text);
+        call.push(text.clone());
+    }
+    let answer = call.run(&member.link).await.map_err(|e| member.error(e, "renewing leases"))?;
+    let mut lists = list(answer).into_iter().map(|places| {
+        let places = list(places);
+        let tokens = places.iter().filter_map(as_int).filter_map(|at| tokens.get(usize::try_from(at).ok()?).copied());
+        tokens.collect::<Vec<_>>()
+    });
+    let (lost, gone) = (lists.next().unwrap_or_default(), lists.next().unwrap_or_default());
+    // A settlement may be under way: what it settles is not pending any more, and its slot is done, so nothing is lost here.
+    for tokens in [&lost, &gone] {
+        if !tokens.is_empty() {
+            side.lane.lose(tokens);
+            tokens.iter().for_each(|t| side.forget(*t));
+        }
+    }
+    member.gone(gone.len() as u64);
+    Ok(())
+}
+
+/// Takes what is due, and with a lease what dead members held; says when the next is due.
+async fn take(member: &Member, side: usize, lease: Duration, cursor: &mut String) -> Result<Option<Duration>, Error> {
+    let keys = &member.sides[side].keys;
+    loop {
+        let credit = member.session.flow.credit();
+        let mean = member.mean.load(Ordering::Relaxed).max(1);
+        let fitting = usize::try_from(credit.bytes as u64 / mean).unwrap_or(TAKE_AT_ONCE).max(1);
+        let most = credit.count.min(TAKE_AT_ONCE).min(fitting);
+        if most == 0 {
+            return Ok(None);
+        }
+        let call = TAKE
+            .on(&[&keys.stream, &keys.due, &keys.tries])
+            .arg(&member.group)
+            .arg(&member.me)
+            .arg(most.to_string())
+            .arg(lease.as_millis().to_string())
+            .arg(cursor.as_bytes());
+        let answer = call.run(&member.link).await.map_err(|e| member.error(e, "taking what is due"))?;
+        let mut parts = list(answer).into_iter();
+        let mut next = || parts.next().unwrap_or_default();
+        let (due, from, gone, taken) = (next(), next(), next(), list(next()));
+        as_text(&from).unwrap_or("-").clone_into(cursor);
+        member.gone(as_int(&gone).and_then(|n| n.try_into().ok()).unwrap_or(0));
+        let full = taken.len() >= most;
+        member.push_taken(side, taken);
+        if !full {
+            return Ok(as_int(&due).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis));
+        }
+    }
+}
+
+/// Takes over what this name held before this session.
+pub(crate) async fn adopt(member: &Member, died: bool) -> Result<(), Error> {
+    for side in 0..member.live_sides().len() {
+        let keys = &member.sides[side].keys;
+        let mut from = "-".to_owned();
+        loop {
+            let call = ADOPT
+                .on(&[&keys.stream, &keys.due, &keys.tries])
+                .arg(&member.group)
+                .arg(&member.me)
+                .arg(TAKE_AT_ONCE.to_string())
+                .arg(&from)
+                .arg(if died { "1" } else { "0" });
+            let answer =
+                call.run(&member.link).await.map_err(|e| member.error(e, "taking over what it held before"))?;
+            let mut parts = list(answer).into_iter();
+            let mut next = || parts.next().unwrap_or_default();
+            let (last, gone, taken) = (next(), next(), list(next()));
+            member.gone(as_int(&gone).and_then(|n| n.try_into().ok()).unwrap_or(0));
+            let looked = taken.len() + as_int(&gone).and_then(|n| n.try_into().ok()).unwrap_or(0);
+            member.push_taken(side, taken);
+            if looked < TAKE_AT_ONCE {
+                break;
+            }
+            from = format!("({}", as_text(&last).unwrap_or("+"));
+        }
+    }
+    Ok(())
+}
+
+/// Notes what the group has settled, removes what all groups have, and looks whether there is a stream of redrive.
+pub(crate) async fn note_place(member: &Member) -> Result<(), Error> {
+    let handled = matches!(member.keep, Keep::Handled { .. });
+    let remove = handled && member.acked.swap(false, Ordering::Relaxed);
+    let keys = &member.sides[0].keys;
+    let call = TRIM.on(&[&keys.stream]).arg(&member.group).arg(if remove { "1" } else { "0" });
+    let answer = call.run(&member.link).await.map_err(|e| member.error(e, "noting the group's place"))?;
+    let parts = list(answer);
+    if let Some(low) = parts.get(2).and_then(as_text).filter(|low| !low.is_empty()) {
+        member.memory.lock().low = Some(low.to_owned());
+    }
+    let again = &member.sides[1].keys;
+    if member.again.load(Ordering::Relaxed) {
+        let call = TRIM.on(&[&again.stream]).arg(&member.group).arg("1");
+        call.run(&member.link).await.map_err(|e| member.error(e, "removing what was redriven"))?;
+    } else if has_group(&member.link, &again.stream, &member.group).await? {
+        member.again.store(true, Ordering::Relaxed);
+    }
+    if let Keep::Log { .. } = member.keep {
+        missed(member).await?;
+    }
+    Ok(())
+}
+
+/// In log mode: entries that retention removed before this group read them.
+async fn missed(member: &Member) -> Result<(), Error> {
+    use crate::answer::field;
+    let key = &member.sides[0].keys.stream;
+    let mut pipe = redis::pipe();
+    pipe.cmd("XINFO").arg("STREAM").arg(key).cmd("XINFO").arg("GROUPS").arg(key);
+    let answers = member.link.query_all(&pipe).await.map_err(|e| member.error(e, "looking for gaps"))?;
+    let [stream, groups]: [redis::Value; 2] = answers.try_into().unwrap_or_default();
+    let number = |reply: &redis::Value, name: &str| field(reply, name).and_then(as_int);
+    let (Some(added), Some(length)) = (number(&stream, "entries-added"), number(&stream, "length")) else {
+        return Ok(());
+    };
+    let own = list(groups).into_iter().find(|g| field(g, "name").and_then(as_text) == Some(&member.group));
+    let Some(read) = own.and_then(|g| number(&g, "entries-read")) else { return Ok(()) };
+    let removed = added - length;
+    let mut memory = member.memory.lock();
+    let before = memory.missed.max(read);
+    if removed > before {
+        memory.missed = removed;
+        drop(memory);
+        member.gap(GapCause::Retention, u64::try_from(removed - before).ok());
+    }
+    Ok(())
+}
+
+async fn tidy(member: &Member) -> Result<(), Error> {
+    let old = member.lease() * OLD_LEASES;
+    for side in member.live_sides() {
+        leave_names(member, side, "", old).await?;
+    }
+    Ok(())
+}
+
+async fn leave_names(member: &Member, side: &Side, me: &str, old: Duration) -> Result<(), Error> {
+    let call =
+        LEAVE.on(&[&side.keys.stream, &side.keys.tries]).arg(&member.group).arg(me).arg(old.as_millis().to_string());
+    call.run(&member.link).await.map(drop).map_err(|e| member.error(e, "forgetting names of members"))
+}
+
+/// Removes this member's name, unless it still holds something.
+pub(crate) async fn leave(member: &Member) -> Result<(), Error> {
+    for side in member.live_sides() {
+        leave_names(member, side, &member.me, Duration::ZERO).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,396 @@
+//! The wire format: how a message is written into a stream entry or a Pub/Sub payload, and read back. All of it is here.
+//!
+//! A stream entry of this library has two fields, always in this order, so that Redis stores their names once per block:
+//!
+//! | field | content |
+//! |---|---|
+//! | `mq` | version byte 1, flags, then id, timestamp, content type, key and headers as far as there are any |
+//! | `p` | the payload; missing for a tombstone |
+//!
+//! Flags: bit 0 the id is text (else 16 bytes), bit 1 a key, bit 2 a timestamp (8 bytes, milliseconds), bits 3-5 the content type
+//! (0 none, 1 JSON, 2 bytes, 3 text, 4 other as text), bit 6 headers up to the end. Texts and bytes have a length before them
+//! (base 128, low part first). A Pub/Sub payload is `mq1`, the length of `mq`, `mq`, and the payload, if any, after a byte 1.
+//!
+//! The plain form (`fields=plain`) has one field per part, for programs that do not know this library: `mq` = `plain`, `id`,
+//! `ts`, `type`, `key`, `h:` and name for each header, `payload`. Entries without a field `mq` are of other programs: their
+//! payload is their fields as a JSON object, or the value of `payload` if that is their only field; their id is that of the
+//! entry.
+
+use bytes::{BufMut, Bytes};
+use mq_api::{ContentType, Headers, Message, MessageId};
+use std::time::{Duration, SystemTime};
+
+/// The field of everything but the payload.
+pub(crate) const META: &str = "mq";
+/// The field of the payload.
+pub(crate) const PAYLOAD: &str = "p";
+const VERSION: u8 = 1;
+const PLAIN: &[u8] = b"plain";
+const BLOB: &[u8] = b"mq1";
+
+const TEXT_ID: u8 = 1;
+const KEY: u8 = 2;
+const TIME: u8 = 4;
+const TYPE_SHIFT: u8 = 3;
+const HEADERS: u8 = 64;
+
+fn put_len(out: &mut Vec<u8>, mut n: usize) {
+    while n >= 128 {
+        out.push(n as u8 | 128);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_len(out, bytes.len());
+    out.extend_from_slice(bytes);
+}
+
+fn millis(at: SystemTime) -> u64 {
+    at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+}
+
+fn from_millis(ms: u64) -> Option<SystemTime> {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms))
+}
+
+/// Writes the field `mq`.
+pub(crate) fn encode(message: &Message, out: &mut Vec<u8>) {
+    out.clear();
+    out.push(VERSION);
+    let content = match &message.content_type {
+        None => 0,
+        Some(ContentType::Json) => 1,
+        Some(ContentType::Bytes) => 2,
+        Some(ContentType::Text) => 3,
+        Some(_) => 4,
+    };
+    let mut flags = content << TYPE_SHIFT;
+    let id = message.id.as_bytes();
+    for (bit, set) in [
+        (TEXT_ID, id.is_none()),
+        (KEY, message.key.is_some()),
+        (TIME, message.timestamp.is_some()),
+        (HEADERS, !message.headers.is_empty()),
+    ] {
+        flags |= if set { bit } else { 0 };
+    }
+    out.push(flags);
+    match id {
+        Some(id) => out.extend_from_slice(id),
+        None => put_bytes(out, message.id.to_string().as_bytes()),
+    }
+    if let Some(at) = message.timestamp {
+        out.put_u64(millis(at));
+    }
+    if content == 4
+        && let Some(other) = &message.content_type
+    {
+        put_bytes(out, other.as_str().as_bytes());
+    }
+    if let Some(key) = &message.key {
+        put_bytes(out, key);
+    }
+    for (name, value) in message.headers.iter() {
+        put_bytes(out, name.as_bytes());
+        put_bytes(out, value);
+    }
+}
+
+struct Reader<'a> {
+    all: &'a Bytes,
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn take(&mut self, n: usize) -> Option<Bytes> {
+        let end = self.at.checked_add(n).filter(|end| *end <= self.all.len())?;
+        let part = self.all.slice(self.at..end);
+        self.at = end;
+        Some(part)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let byte = *self.all.get(self.at)?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    fn len(&mut self) -> Option<usize> {
+        let mut n = 0usize;
+        for shift in (0..63).step_by(7) {
+            let byte = self.byte()?;
+            n |= usize::from(byte & 127) << shift;
+            if byte < 128 {
+                return Some(n);
+            }
+        }
+        None
+    }
+
+    fn bytes(&mut self) -> Option<Bytes> {
+        let n = self.len()?;
+        self.take(n)
+    }
+
+    fn text(&mut self) -> Option<Bytes> {
+        self.bytes().filter(|b| std::str::from_utf8(b).is_ok())
+    }
+}
+
+fn utf8(bytes: &Bytes) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
+}
+
+/// Reads the field `mq`; `None` if it is not of this format.
+pub(crate) fn decode(meta: &Bytes, payload: Option<Bytes>) -> Option<Message> {
+    let mut from = Reader { all: meta, at: 0 };
+    if from.byte()? != VERSION {
+        return None;
+    }
+    let flags = from.byte()?;
+    let mut message = Message::default();
+    message.payload = payload;
+    message.id = if flags & TEXT_ID == 0 {
+        MessageId::from_bytes(from.take(16)?.as_ref().try_into().ok()?)
+    } else {
+        MessageId::text(utf8(&from.text()?))
+    };
+    if flags & TIME != 0 {
+        let ms = u64::from_be_bytes(from.take(8)?.as_ref().try_into().ok()?);
+        message.timestamp = from_millis(ms);
+    }
+    message.content_type = match flags >> TYPE_SHIFT & 7 {
+        0 => None,
+        1 => Some(ContentType::Json),
+        2 => Some(ContentType::Bytes),
+        3 => Some(ContentType::Text),
+        4 => Some(utf8(&from.text()?).into()),
+        _ => return None,
+    };
+    if flags & KEY != 0 {
+        message.key = Some(from.bytes()?);
+    }
+    if flags & HEADERS != 0 {
+        let mut headers = Headers::new();
+        while from.at < meta.len() {
+            let name = from.text()?;
+            headers.push(utf8(&name), from.bytes()?);
+        }
+        message.headers = headers;
+    }
+    (from.at == meta.len()).then_some(message)
+}
+
+/// The message of an entry, from its fields and, for entries of other programs, its id.
+pub(crate) fn from_fields(fields: Vec<(Bytes, Bytes)>, id: (u64, u64)) -> Message {
+    let mut fields = fields;
+    match fields.first() {
+        Some((name, meta)) if name.as_ref() == META.as_bytes() => {
+            if meta.as_ref() == PLAIN
+                && let Some(message) = from_plain(&fields[1..])
+            {
+                return message;
+            }
+            let meta = meta.clone();
+            let payload = match fields.len() {
+                1 => Some(None),
+                2 if fields[1].0.as_ref() == PAYLOAD.as_bytes() => Some(Some(std::mem::take(&mut fields[1].1))),
+                _ => None,
+            };
+            if let Some(payload) = payload
+                && let Some(message) = decode(&meta, payload)
+            {
+                return message;
+            }
+        }
+        // The name that the plain form gives to the payload, alone: as it is.
+        Some((name, _)) if fields.len() == 1 && name.as_ref() == b"payload" => {
+            let mut message = Message::new(std::mem::take(&mut fields[0].1));
+            message.id = MessageId::text(format!("{}-{}", id.0, id.1));
+            message.timestamp = from_millis(id.0);
+            return message;
+        }
+        _ => {}
+    }
+    foreign(&fields, id)
+}
+
+fn foreign(fields: &[(Bytes, Bytes)], (ms, seq): (u64, u64)) -> Message {
+    let mut object = serde_json::Map::new();
+    for (name, value) in fields {
+        let value = match std::str::from_utf8(value) {
+            Ok(text) => serde_json::Value::from(text),
+            Err(_) => serde_json::json!({ "$base64": base64(value) }),
+        };
+        let name = String::from_utf8_lossy(name).into_owned();
+        match object.get_mut(&name) {
+            None => {
+                object.insert(name, value);
+            }
+            // A field that occurs twice becomes a list.
+            Some(serde_json::Value::Array(list)) => list.push(value),
+            Some(first) => *first = serde_json::Value::Array(vec![first.take(), value]),
+        }
+    }
+    let mut message = Message::new(serde_json::Value::Object(object).to_string());
+    message.content_type = Some(ContentType::Json);
+    message.id = MessageId::text(format!("{ms}-{seq}"));
+    message.timestamp = from_millis(ms);
+    message
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let word = chunk.iter().fold(0u32, |w, b| w << 8 | u32::from(*b)) << (8 * (3 - chunk.len()));
+        for i in 0..4 {
+            let digit = (word >> (18 - 6 * i)) & 63;
+            out.push(if i <= chunk.len() { char::from(DIGITS[digit as usize]) } else { '=' });
+        }
+    }
+    out
+}
+
+/// The plain form: fields and values.
+pub(crate) fn to_plain(message: &Message) -> Vec<(Bytes, Bytes)> {
+    let field = |name: &'static str, value: Bytes| (Bytes::from_static(name.as_bytes()), value);
+    let mut fields = vec![field(META, Bytes::from_static(PLAIN)), field("id", message.id.to_string().into())];
+    if let Some(at) = message.timestamp {
+        fields.push(field("ts", millis(at).to_string().into()));
+    }
+    if let Some(content) = &message.content_type {
+        fields.push(field("type", Bytes::copy_from_slice(content.as_str().as_bytes())));
+    }
+    if let Some(key) = &message.key {
+        fields.push(field("key", key.clone()));
+    }
+    for (name, value) in message.headers.iter() {
+        fields.push((format!("h:{name}").into(), value.clone()));
+    }
+    if let Some(payload) = &message.payload {
+        fields.push(field("payload", payload.clone()));
+    }
+    fields
+}
+
+fn from_plain(fields: &[(Bytes, Bytes)]) -> Option<Message> {
+    let mut message = Message::default();
+    for (name, value) in fields {
+        match name.as_ref() {
+            b"id" => message.id = MessageId::text(std::str::from_utf8(value).ok()?),
+            b"ts" => message.timestamp = from_millis(std::str::from_utf8(value).ok()?.parse().ok()?),
+            b"type" => message.content_type = Some(std::str::from_utf8(value).ok()?.into()),
+            b"key" => message.key = Some(value.clone()),
+            b"payload" => message.payload = Some(value.clone()),
+            other => {
+                let name = std::str::from_utf8(other).ok()?.strip_prefix("h:")?;
+                message.headers.push(name, value.clone());
+            }
+        }
+    }
+    Some(message)
+}
+
+/// A Pub/Sub payload.
+pub(crate) fn to_blob(message: &Message) -> Vec<u8> {
+    let mut meta = Vec::new();
+    encode(message, &mut meta);
+    let payload = message.payload_bytes();
+    let mut out = Vec::with_capacity(BLOB.len() + meta.len() + payload.len() + 8);
+    out.extend_from_slice(BLOB);
+    put_bytes(&mut out, &meta);
+    if message.payload.is_some() {
+        out.push(1);
+        out.extend_from_slice(payload);
+    }
+    out
+}
+
+/// The message of a Pub/Sub payload; what other programs published is the payload as it is.
+pub(crate) fn from_blob(blob: Bytes) -> Message {
+    let read = || {
+        let mut from = Reader { all: &blob, at: 0 };
+        if from.take(BLOB.len())?.as_ref() != BLOB {
+            return None;
+        }
+        let meta = from.bytes()?;
+        let payload = match from.byte() {
+            None => None,
+            Some(1) => Some(blob.slice(from.at..)),
+            Some(_) => return None,
+        };
+        decode(&meta, payload)
+    };
+    read().unwrap_or_else(|| Message::new(blob.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{base64, decode, encode, from_blob, from_fields, to_blob, to_plain};
+    use bytes::Bytes;
+    use mq_api::{ContentType, Message, MessageId};
+    use std::time::{Duration, SystemTime};
+
+    fn samples() -> Vec<Message> {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        vec![
+            Message::new("x"),
+            Message::new(""),
+            Message::tombstone("k"),
+            Message::new(vec![0u8, 255, 10]).key("").header("a", "1").header("b", "").header("a", vec![1u8, 200]),
+            Message::new("y").id("order-7").timestamp(at).content_type(ContentType::Json),
+            Message::new("z").content_type("image/png").key(vec![7u8; 300]).header("ü", vec![9u8; 1000]),
+        ]
+    }
+
+    fn assert_same(a: &Message, b: &Message) {
+        assert_eq!((&a.id, &a.key, &a.payload, &a.headers), (&b.id, &b.key, &b.payload, &b.headers));
+        assert_eq!((&a.timestamp, &a.content_type), (&b.timestamp, &b.content_type));
+    }
+
+    #[test]
+    fn every_part_survives_in_all_three_forms() {
+        for message in samples() {
+            let mut meta = Vec::new();
+            encode(&message, &mut meta);
+            let back = decode(&meta.into(), message.payload.clone());
+            assert_same(&message, &back.unwrap_or_default());
+            assert_same(&message, &from_fields(to_plain(&message), (1, 2)));
+            assert_same(&message, &from_blob(to_blob(&message).into()));
+        }
+    }
+
+    #[test]
+    fn cut_and_damaged_fields_are_of_another_program() {
+        for message in samples() {
+            let mut meta = Vec::new();
+            encode(&message, &mut meta);
+            for end in 0..meta.len() {
+                let cut = Bytes::copy_from_slice(&meta[..end]);
+                // Cut between two headers it is a valid field with fewer headers; anywhere else it is refused.
+                if let Some(read) = decode(&cut, None) {
+                    assert!(read.headers.len() < message.headers.len());
+                }
+            }
+        }
+        let blob = Bytes::from_static(b"mq1\x05ab");
+        assert_eq!(from_blob(blob.clone()).payload, Some(blob), "as it is");
+    }
+
+    #[test]
+    fn fields_of_other_programs_are_a_json_object() {
+        let field = |n: &'static str, v: &'static [u8]| (Bytes::from_static(n.as_bytes()), Bytes::from_static(v));
+        let fields = vec![field("a", b"1"), field("b", b"x"), field("a", b"2"), field("c", b"\xff\x00")];
+        let message = from_fields(fields, (1700, 3));
+        assert_eq!(message.payload_bytes(), br#"{"a":["1","2"],"b":"x","c":{"$base64":"/wA="}}"#);
+        assert_eq!(message.id, MessageId::text("1700-3"));
+    }
+
+    #[test]
+    fn base64_has_its_padding() {
+        assert_eq!([base64(b""), base64(b"f"), base64(b"fo"), base64(b"foo")], ["", "Zg==", "Zm8=", "Zm9v"]);
+    }
+}

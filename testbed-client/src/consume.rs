@@ -1,0 +1,96 @@
+//! The member: handles each message for a while, then acks it and waits for the answer.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anymq::{Broker, Capabilities, ConsumerExt, Delivery, Settled as Answer};
+use mq_testbed::client::{Order, Stop, id_in};
+use mq_testbed::history::{Event, Historian, How, Settled};
+
+use crate::{CLOSE, Failed, subscription};
+
+/// No message for this long, and the group has nothing left that it would give.
+const SILENCE: Duration = Duration::from_secs(3);
+
+pub(crate) fn has_keys(capabilities: &Capabilities) -> bool {
+    capabilities.has(anymq::Feature::PerKey)
+}
+
+pub(crate) async fn run(broker: &Arc<dyn Broker>, order: &Order) -> Result<(), Failed> {
+    let history = Arc::new(order.historian()?);
+    let stop = Stop::when_input_closes();
+    let mut consumer = broker.open_consumer(subscription(broker, order)).await?;
+    let control = consumer.control();
+    let mut events = control.events();
+    let told = Arc::clone(&history);
+    tokio::spawn(async move {
+        while let Some(event) = events.next().await {
+            match event {
+                anymq::Event::Gap(_) => told.write(Event::Gap),
+                other => told.write(Event::Note { text: format!("{other:?}") }),
+            }
+        }
+    });
+    history.write(Event::Ready);
+    let stopped = tokio::task::spawn_blocking(move || while !stop.wait(Duration::from_secs(3600)) {});
+    tokio::pin!(stopped);
+    loop {
+        // Dropping `recv` loses nothing, which this relies on.
+        let delivery = tokio::select! {
+            biased;
+            _ = &mut stopped => break,
+            delivery = consumer.recv() => delivery?,
+        };
+        match delivery {
+            Some(delivery) => handle(delivery, order, &history).await,
+            None => break,
+        }
+    }
+    let report = control.close(CLOSE).await;
+    history.write(Event::Note { text: format!("closed: {report:?}") });
+    Ok(())
+}
+
+/// Where the broker says it; a number that only this member counts is no place.
+fn place(delivery: &Delivery) -> Option<String> {
+    let position = delivery.position();
+    (position != anymq::Position::default())
+        .then(|| format!("{}:{position}", delivery.partition().map_or_else(String::new, |number| number.to_string())))
+}
+
+async fn handle(delivery: Delivery, order: &Order, history: &Historian) {
+    let (id, place) = (id_in(&delivery.payload), place(&delivery));
+    history.write(Event::Delivered { id: id.clone(), place: place.clone() });
+    tokio::select! {
+        // The work.
+        () = tokio::time::sleep(order.work) => {}
+        () = delivery.lost() => history.write(Event::Disowned { id: id.clone() }),
+    }
+    history.write(Event::Settling { id: id.clone(), how: How::Ack, place: place.clone() });
+    let outcome = match delivery.ack().await {
+        Answer::Confirmed(anymq::Durability::Sent) => Settled::Sent,
+        Answer::Confirmed(_) => Settled::Confirmed,
+        Answer::Stale => Settled::Stale,
+        _ => Settled::Unknown,
+    };
+    history.write(Event::Settled { id, how: How::Ack, outcome, place });
+}
+
+/// Everything that a new member is given until there is silence; it goes back with the close.
+pub(crate) async fn what_is_left(broker: &Arc<dyn Broker>, order: &Order) -> Result<BTreeSet<String>, Failed> {
+    let mut consumer = broker.open_consumer(subscription(broker, order).max_in_flight(1_000_000)).await?;
+    let mut held = Vec::new();
+    let mut found = BTreeSet::new();
+    while let Ok(delivery) = tokio::time::timeout(SILENCE, consumer.recv()).await {
+        let Some(delivery) = delivery? else { break };
+        found.insert(id_in(&delivery.payload));
+        held.push(delivery);
+    }
+    for delivery in held {
+        // Not tried: it goes back without a count.
+        let _ = delivery.release().await;
+    }
+    ConsumerExt::close(&consumer, CLOSE).await;
+    Ok(found)
+}
