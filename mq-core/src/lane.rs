@@ -62,6 +62,8 @@ pub struct SlotView {
     pub settled: bool,
     /// Whether it was handed to the application.
     pub handed: bool,
+    /// Whether it is in the application's hands now.
+    pub in_hand: bool,
     /// The attempt number.
     pub attempt: u32,
     /// How often it was recorded as handed over alone.
@@ -274,6 +276,7 @@ impl Lane {
                 token: s.token,
                 settled: s.state == SlotState::Done,
                 handed: s.handed_at.is_some(),
+                in_hand: s.state == SlotState::Handed,
                 attempt: s.attempt,
                 trials: s.trials,
             });

@@ -224,7 +224,7 @@ fn pending(cluster: &Cluster, topic: &Topic, group: &Group, limit: usize) -> Vec
     let mut out = Vec::new();
     for watched in cluster.watched(topic, group) {
         watched.lane.visit(|slot| {
-            if slot.handed && !slot.settled {
+            if slot.in_hand {
                 let partition = watched.lane.source().partition;
                 let position = mq_api::Position::offset(slot.token.0);
                 let owner = Some(watched.member.to_string());

@@ -48,7 +48,7 @@ pub async fn connect_with(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<dyn Br
             return Err(error);
         }
     };
-    let mut capabilities = driver::capabilities(level);
+    let mut capabilities = driver::capabilities(&cluster.settings, level);
     // Brokers do not tell their version; the cluster's id is what they tell of themselves.
     capabilities.server = id.map(|id| format!("Kafka cluster {id}"));
     let health = HealthSetter::new(HealthState::Running, env.wall());

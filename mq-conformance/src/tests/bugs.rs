@@ -109,8 +109,9 @@ async fn bug_04_an_old_handle_settles_a_new_delivery(t: Test) -> Check {
     let sender = t.sender(&d).await?;
     let mut first = t.member_with(&c, "a", t.sub().max_in_flight(1)).await?;
     sender.send("m").await?;
+    let old = first.next().await?;
     let mut second = t.member(&d, "b").await?;
-    let (old, other) = lose_to_another(&t, &c, &mut first, &mut second).await?;
+    let (old, other) = lose_to_another(&t, &c, old, &mut second).await?;
     // Back to the first: the same member owns the same message again, by another delivery.
     second.control().pause();
     other.nack_after(t.pace().retry, "not here").await;

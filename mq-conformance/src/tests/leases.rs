@@ -25,10 +25,9 @@ cases! {
 pub(super) async fn lose_to_another(
     t: &Test,
     c: &Connection,
-    first: &mut Member,
+    old: Got,
     second: &mut Member,
 ) -> Check<(Got, Got)> {
-    let old = first.next().await?;
     t.freeze(c, true).await?;
     let new = second.next().await?;
     ensure_eq!(new.label, old.label, "what the other member takes over");
@@ -42,8 +41,10 @@ async fn p4_5_a_stale_ack_touches_nothing(t: Test) -> Check {
     let sender = t.sender(&d).await?;
     let mut first = t.member_with(&c, "a", t.sub().max_in_flight(1)).await?;
     sender.send("m").await?;
+    // In hand before the other comes: a partition that nobody holds anything of may move to it at once.
+    let old = first.next().await?;
     let mut second = t.member(&d, "b").await?;
-    let (old, new) = lose_to_another(&t, &c, &mut first, &mut second).await?;
+    let (old, new) = lose_to_another(&t, &c, old, &mut second).await?;
     ensure_eq!(old.ack().await, Settled::Stale, "a stale ack");
     // The new owner still owns it and may still fail it.
     ensure!(new.is_owned(), "a stale ack took the delivery from its owner");
@@ -69,8 +70,9 @@ async fn p4_5_a_stale_nack_or_dead_letter_does_nothing(t: Test) -> Check {
         let mut first = t.member_with(&c, &format!("a{n}"), t.sub().max_in_flight(1)).await?;
         let label = format!("m{n}");
         sender.send(&label).await?;
+        let old = first.next().await?;
         let mut second = t.member(&d, &format!("b{n}")).await?;
-        let (old, new) = lose_to_another(&t, &c, &mut first, &mut second).await?;
+        let (old, new) = lose_to_another(&t, &c, old, &mut second).await?;
         let settled = old.settle(how()).await;
         ensure_eq!(settled, Settled::Stale, "a stale {name}");
         first.close().await;
@@ -235,7 +237,9 @@ async fn p4_8_a_message_that_kills_its_consumer_is_dead_lettered(t: Test) -> Che
     t.note(format_args!("{lives} died; attempts {attempts:?}"));
     // At most max_attempts takes until it is a suspect, then `crash_trials` alone.
     ensure!((2..=5).contains(&lives), "{lives} members died of one message; 3 attempts and 2 trials are allowed");
-    ensure!(attempts.is_sorted_by(|a, b| a < b), "attempts do not rise: {attempts:?}");
+    // `At least` may miss the hand-over that crashed.
+    let exact = c.broker.capabilities().attempts == AttemptCounts::Exact;
+    ensure!(attempts.is_sorted_by(|a, b| a < b || (!exact && a == b)), "attempts do not rise: {attempts:?}");
     let letters = t.dead_letters(&c, GROUP, 1).await?;
     let envelope = Envelope::read(&letters[0].headers);
     ensure_eq!(envelope.map(|e| e.reason), Some(Reason::Crash), "reason");
