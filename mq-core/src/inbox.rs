@@ -149,7 +149,7 @@ impl Inbox {
         out: &mut Deliveries,
         now: Instant,
     ) -> Poll<Result<usize, Error>> {
-        let mut handed = 0;
+        let (mut handed, mut full) = (0, false);
         if !self.state.lock().deferred.is_empty() {
             self.admit_deferred(cx);
         }
@@ -161,8 +161,10 @@ impl Inbox {
                     _ => Ok(handed),
                 });
             }
-            let blocked = self.flow.is_shut(Gate::Paused) || self.flow.is_shut(Gate::Transient);
-            if blocked || handed == max {
+            if handed == max {
+                break;
+            }
+            if self.flow.is_shut(Gate::Paused) || self.flow.is_shut(Gate::Transient) {
                 Self::wait(&mut st, cx);
                 break;
             }
@@ -190,12 +192,15 @@ impl Inbox {
             let (got, looked) = lane.hand_out(first, n, out, now);
             handed += got;
             if looked < n {
-                // The byte bound of what is in hand: the rest goes back to the front and waits for a settlement.
+                // The bound of what is in hand: the rest goes back to the front and waits for a settlement.
                 let mut st = self.state.lock();
                 st.buffered += (n - looked) as usize;
                 st.ready.push_front(Run { lane, first: first + u64::from(looked), n: n - looked });
                 Self::wait(&mut st, cx);
-                break;
+                if std::mem::replace(&mut full, true) {
+                    break;
+                }
+                // Once more with the waker in place: a settlement in between found none.
             }
         }
         if handed > 0 { Poll::Ready(Ok(handed)) } else { Poll::Pending }
@@ -221,7 +226,7 @@ impl Inbox {
         // A lane is never called with the inbox locked: lanes lock first.
         drop(st);
         if out_already {
-            if lane.is_unsettled(slot) {
+            if lane.is_in_hand(slot) {
                 return Poll::Pending;
             }
             self.end_alone();

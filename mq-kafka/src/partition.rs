@@ -44,9 +44,6 @@ pub(crate) struct Partition {
     /// process at once would never be counted.
     horizon: u64,
     tracked: bool,
-    at_most_once: bool,
-    /// At most once: everything below is acknowledged, before it is handed over.
-    upto: u64,
     /// Commits are offsets only: the broker takes no metadata of our size.
     plain: bool,
     trials: BTreeMap<u64, (u32, u32)>,
@@ -103,8 +100,6 @@ impl Partition {
             held: None,
             horizon: if tracked { 0 } else { u64::MAX },
             tracked,
-            at_most_once: !tracked,
-            upto: start,
             plain: false,
             trials: BTreeMap::new(),
             crowded: false,
@@ -217,12 +212,6 @@ impl Partition {
         if self.known.takes.of(self.next) > 0 { CAREFUL } else { SPAN }
     }
 
-    /// An acknowledgement was taken. Only at most once has to know which: else the lane does.
-    pub(crate) fn acked(&mut self, token: Token) {
-        self.upto = self.upto.max(token.0 + 1);
-        self.dirty = true;
-    }
-
     /// The engine is about to hand this suspect out alone for the n-th time, once that is committed.
     pub(crate) fn trial(&mut self, token: Token, n: u32) {
         let mut attempt = 1;
@@ -243,9 +232,6 @@ impl Partition {
         let mut done: Vec<(u64, u64)> = Vec::new();
         self.lane.visit(|slot| {
             let offset = slot.token.0;
-            if self.at_most_once {
-                return;
-            }
             if slot.settled {
                 if base.is_some() {
                     match done.last_mut() {
@@ -259,19 +245,16 @@ impl Partition {
             let (mut attempt, mut trials) = (slot.attempt, slot.trials);
             // A death with it in hand counts as an attempt; a trial is recorded before it is handed over.
             let mut counts = slot.in_hand && !last;
-            if let Some((n, at)) = self.trials.get(&offset) {
+            if let Some((n, _)) = self.trials.get(&offset).filter(|(_, at)| *at == attempt) {
                 trials = trials.max(*n);
-                counts |= *at == attempt && !last;
+                counts = !last;
             }
             attempt += u32::from(counts);
             if attempt > 1 || trials > 0 {
                 record.tried.insert(offset, Tried { attempt, trials });
             }
         });
-        let base = match self.at_most_once {
-            true => self.known.skip_done(self.upto),
-            false => base.unwrap_or_else(|| self.known.skip_done(self.next)),
-        };
+        let base = base.unwrap_or_else(|| self.known.skip_done(self.next));
         self.trials.retain(|offset, _| *offset >= base);
         done.extend(self.known.done.iter().filter(|(_, end)| *end > base));
         done.sort_unstable();
@@ -331,7 +314,6 @@ impl Partition {
         self.watched = watched;
         self.known = Record::default();
         self.next = at;
-        self.upto = at;
         self.first = false;
         self.horizon = if self.tracked { 0 } else { u64::MAX };
         self.trials.clear();

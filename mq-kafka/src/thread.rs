@@ -107,12 +107,6 @@ impl Driver {
                 lane = Some(ack.lane);
                 owned = self.touch(ack.lane);
             }
-            if owned && self.session.at_most_once() {
-                let partition = self.members.iter_mut().find_map(|m| m.by_lane(ack.lane));
-                if let Some(partition) = partition {
-                    partition.acked(ack.token);
-                }
-            }
             match owned || self.ended.contains(&ack.lane) {
                 true if self.waiting.last().is_some_and(|(_, op)| *op == ack.op) => {}
                 true => self.waiting.push((ack.lane, ack.op)),

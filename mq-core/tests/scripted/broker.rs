@@ -91,15 +91,16 @@ impl Toy {
 
     /// Acked, dead-lettered, and whatever is still somewhere.
     pub fn counts(&self) -> (usize, usize, usize) {
-        self.with(|st| (st.acked.len(), st.dead.len(), st.ready.len() + st.delayed.len() + st.pending.len()))
+        let st = self.0.lock();
+        (st.acked.len(), st.dead.len(), st.ready.len() + st.delayed.len() + st.pending.len())
     }
 
     pub fn pending(&self) -> usize {
-        self.with(|st| st.pending.len())
+        self.0.lock().pending.len()
     }
 
     pub fn ready(&self) -> usize {
-        self.with(|st| st.ready.len())
+        self.0.lock().ready.len()
     }
 
     /// Takes what is due for `session`, at most `n` and about `bytes`; waits if there is nothing. `by_tag`: tokens are new
