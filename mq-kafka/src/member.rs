@@ -2,9 +2,10 @@
 //! touches it.
 
 use crate::client::{Change, Ctx, MOVE_LIMIT};
-use crate::commit::{Committer, Done, Job};
-use crate::ffi::{self, Entry};
+use crate::commit::{Committer, Done, Job, Loaded};
+use crate::ffi;
 use crate::partition::{Partition, Snapshot};
+use crate::record::Record;
 use crate::topology::Cluster;
 use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Ordering, Position};
 use mq_core::Session;
@@ -86,6 +87,7 @@ pub(crate) struct Member {
     looking: bool,
     next_look: Instant,
     joined: bool,
+    unreachable: bool,
     pub(crate) news: Vec<News>,
     turn: usize,
 }
@@ -100,7 +102,8 @@ impl Member {
     ) -> mq_api::Result<Self> {
         let driver = std::thread::current();
         let ctx = (**consumer.client().context()).clone();
-        let committer = Committer::start(consumer.clone(), driver.clone())?;
+        let letters = session.subscription.topic.dead_letters_of().is_some();
+        let committer = Committer::start(consumer.clone(), driver.clone(), letters.then(|| cluster.clone()))?;
         Ok(Self {
             role,
             cluster,
@@ -119,6 +122,7 @@ impl Member {
             looking: false,
             next_look: Instant::now(),
             joined: false,
+            unreachable: false,
             news: Vec::new(),
             turn: 0,
         })
@@ -186,7 +190,8 @@ impl Member {
             }
             Some(Code::AllBrokersDown) => {
                 let why = self.ctx.down().unwrap_or_default();
-                self.session.trouble("connection", Some(format!("no broker can be reached: {why}")));
+                self.unreachable = true;
+                self.session.unreachable(Some(format!("no broker can be reached: {why}")));
             }
             _ => tracing::debug!(topic = %self.topic, %error, "from the consumer"),
         }
@@ -235,7 +240,9 @@ impl Member {
     fn is_up(&mut self) {
         self.ctx.is_up();
         self.ctx.forget_refusal();
-        self.session.trouble("connection", None);
+        if std::mem::take(&mut self.unreachable) {
+            self.session.unreachable(None);
+        }
         self.session.trouble("refused by the broker", None);
     }
 
@@ -308,7 +315,7 @@ impl Member {
         self.committer.ask(Job::Load(wanted));
     }
 
-    fn on_loaded(&mut self, result: mq_api::Result<Vec<Entry>>) {
+    fn on_loaded(&mut self, result: mq_api::Result<Vec<Loaded>>) {
         let Some(Moving::Loading { list }) = self.moving.take() else { return };
         let entries = match result {
             Ok(entries) => entries,
@@ -322,7 +329,7 @@ impl Member {
         self.session.trouble("offsets", None);
         let epoch = ffi::group_generation(self.consumer.client());
         let mut places = TopicPartitionList::with_capacity(entries.len().max(1));
-        for entry in entries {
+        for Loaded { entry, removed } in entries {
             let start = u64::try_from(entry.offset).unwrap_or_default();
             // Split before it is assigned: else its first messages come to the main queue.
             let Some(mut queue) = self.consumer.split_partition_queue(&entry.topic, entry.partition) else { continue };
@@ -338,15 +345,11 @@ impl Member {
             let tracked = !self.session.at_most_once();
             let watched = self.cluster.watch(&lane, &self.session.member);
             let topic = entry.topic.clone();
-            self.partitions.push(Partition::new(
-                topic,
-                entry.partition,
-                watched,
-                queue,
-                start,
-                &entry.metadata,
-                tracked,
-            ));
+            let mut known = Record::decode(start, &entry.metadata).unwrap_or_default();
+            if let Some(removed) = removed {
+                known.take_out(&removed);
+            }
+            self.partitions.push(Partition::new(topic, entry.partition, watched, queue, start, known, tracked));
         }
         self.assigned(&places);
     }
@@ -423,6 +426,11 @@ impl Member {
         let flight = self.flight.take();
         self.ignored += usize::from(flight.is_some());
         flight
+    }
+
+    /// Whether everything that was settled is committed.
+    fn is_clean(&self) -> bool {
+        self.flight.is_none() && self.partitions.iter().all(|p| !p.dirty)
     }
 
     /// Whether a commit is under way.
@@ -558,7 +566,12 @@ impl Member {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
         let mut confirmed = clean;
-        if clean {
+        // Nobody would answer; the commit before this one counts.
+        let away = self.ctx.down().is_some();
+        if away && clean {
+            confirmed = self.is_clean();
+            self.partitions.clear();
+        } else if clean {
             // One that is under way may be older: its answer first.
             while self.flight.is_some() {
                 match self.committer.next_within(left()) {
@@ -611,12 +624,12 @@ impl Member {
         }
         let consumer = self.consumer.clone();
         if consumer.close_queue().is_ok() {
-            let closing = Instant::now() + Duration::from_secs(3).max(left());
+            let closing = Instant::now() + if away { Duration::from_millis(100) } else { Duration::from_secs(3) };
             while !consumer.closed() && Instant::now() < closing {
                 let _ = consumer.poll(Duration::from_millis(10));
             }
         }
-        let ended = self.committer.end(Duration::from_secs(1));
+        let ended = self.committer.end(if away { Duration::from_millis(50) } else { Duration::from_secs(1) });
         tracing::debug!(topic = %self.topic, confirmed, ended, "left the group");
         drop(consumer);
         confirmed

@@ -84,10 +84,9 @@ impl Partition {
         watched: Arc<Watched>,
         queue: PartitionQueue<Ctx>,
         start: u64,
-        metadata: &[u8],
+        known: Record,
         tracked: bool,
     ) -> Self {
-        let known = Record::decode(start, metadata).unwrap_or_default();
         Self {
             topic,
             number,

@@ -273,7 +273,7 @@ async fn spread(t: &Test, sender: &crate::Sender, what: &str, wanted: impl Fn(&S
     t.until(what, async || {
         let from = t.ledger().of(GROUP).len();
         for n in 0..64 {
-            sender.send_keyed(&format!("k{n}"), &format!("after{from}-{n}")).await?;
+            sender.send_keyed(&format!("key-{n}"), &format!("after{from}-{n}")).await?;
         }
         t.until("a round is handled", async || Ok((t.ledger().of(GROUP).len() >= from + 64).then_some(()))).await?;
         let shares = shares(t, from);
