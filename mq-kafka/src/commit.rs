@@ -22,9 +22,17 @@ pub(crate) struct Mark {
     pub(crate) metadata: String,
 }
 
+/// A partition that is coming.
+pub(crate) struct Place {
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+    /// Its end is looked up too: something of it was seen before.
+    pub(crate) seen: bool,
+}
+
 pub(crate) enum Job {
     /// Offsets and metadata of these partitions.
-    Load(Vec<(Arc<str>, i32)>),
+    Load(Vec<Place>),
     Commit(Vec<Mark>),
     /// Whether a topic exists.
     Look(Arc<str>),
@@ -48,6 +56,8 @@ pub(crate) struct Loaded {
     pub(crate) entry: Entry,
     /// Of a dead-letter topic: stretches of letters that were redriven or discarded.
     pub(crate) removed: Option<Vec<(u64, u64)>>,
+    /// Where it ends, if that was asked for.
+    pub(crate) high: Option<u64>,
 }
 
 /// The driver's end of the committer.
@@ -120,14 +130,10 @@ fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job) 
     }
 }
 
-fn load(
-    consumer: &BaseConsumer<Ctx>,
-    letters: Option<&Cluster>,
-    partitions: &[(Arc<str>, i32)],
-) -> Result<Vec<Loaded>> {
-    let mut list = TopicPartitionList::with_capacity(partitions.len().max(1));
-    for (topic, partition) in partitions {
-        list.add_partition(topic, *partition);
+fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place]) -> Result<Vec<Loaded>> {
+    let mut list = TopicPartitionList::with_capacity(places.len().max(1));
+    for place in places {
+        list.add_partition(&place.topic, place.partition);
     }
     let doing = "reading where the group is";
     let found = consumer.committed_offsets(list, REQUEST).map_err(|e| fault::error(doing, e))?;
@@ -150,7 +156,15 @@ fn load(
             }
             _ => None,
         };
-        loaded.push(Loaded { entry, removed });
+        let seen = places.iter().any(|p| p.seen && p.partition == entry.partition && p.topic == entry.topic);
+        let high = match seen {
+            true => {
+                let marks = consumer.fetch_watermarks(&entry.topic, entry.partition, REQUEST);
+                u64::try_from(marks.map_err(|e| fault::error(doing, e))?.1).ok()
+            }
+            false => None,
+        };
+        loaded.push(Loaded { entry, removed, high });
     }
     Ok(loaded)
 }

@@ -7,11 +7,8 @@ use crate::member::{Member, Role};
 use crate::thread::Driver as Thread;
 use crate::topology::{Cluster, Wanted};
 use crate::url::{Settings, native_options};
-use crate::{admin, broadcast, fault, send, start};
-use mq_api::{
-    AttemptCounts, Capabilities, Durability, Error, ErrorKind, Event, Feature, Gap, GapCause, Mode, Position, Result,
-    Support, Takeover,
-};
+use crate::{broadcast, fault, send, start};
+use mq_api::{AttemptCounts, Capabilities, Durability, Error, ErrorKind, Feature, Mode, Result, Support, Takeover};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -162,7 +159,6 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
         _ => group::existing(cluster, topic)?,
     };
     let main = consumer(cluster, session, &group_id(&sub.topic, group), &native)?;
-    tell_loss(session, &main.consumer, partitions)?;
     start::begin(&main.consumer, topic, partitions, sub.start)?;
     subscribe(&main, &[topic])?;
     let main = Joining { topic: topic.to_owned(), ..main };
@@ -173,36 +169,6 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
     let names: Vec<&str> = retries.all().iter().map(String::as_str).collect();
     subscribe(&second, &names)?;
     Ok((main, Some(Joining { topic: retries.first().to_owned(), ..second })))
-}
-
-/// After a session was lost: if the topic ends before what was seen of it, it is another, or lost its end. One gap says so.
-fn tell_loss(session: &Session, consumer: &BaseConsumer<Ctx>, partitions: u32) -> Result<()> {
-    if session.generation == 1 {
-        return Ok(());
-    }
-    let topic = &session.subscription.topic;
-    let mut lost: Option<Gap> = None;
-    for partition in 0..partitions {
-        let Some(seen) = session.resume(Some(partition)).and_then(|r| r.seen) else { continue };
-        let (_, high) = admin::watermarks(consumer, topic.as_str(), partition as i32)?;
-        if high > seen.major {
-            continue;
-        }
-        let gap = lost.get_or_insert(Gap {
-            topic: topic.clone(),
-            partition: Some(partition),
-            from: Some(seen),
-            to: Some(Position::offset(high)),
-            count: None,
-            cause: GapCause::Deleted,
-        });
-        if gap.partition != Some(partition) {
-            // Several: the topic as a whole.
-            (gap.partition, gap.from, gap.to) = (None, None, None);
-        }
-    }
-    lost.into_iter().for_each(|gap| session.events.push(Event::Gap(gap)));
-    Ok(())
 }
 
 fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String, String)]) -> Result<Joining> {

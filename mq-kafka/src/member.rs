@@ -2,7 +2,7 @@
 //! touches it.
 
 use crate::client::{Change, Ctx, MOVE_LIMIT};
-use crate::commit::{Committer, Done, Job, Loaded};
+use crate::commit::{Committer, Done, Job, Loaded, Place};
 use crate::ffi;
 use crate::partition::{Partition, Snapshot};
 use crate::record::Record;
@@ -12,6 +12,7 @@ use mq_core::Session;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::{Offset, TopicPartitionList};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::Context;
 use std::thread::Thread;
@@ -87,6 +88,8 @@ pub(crate) struct Member {
     looking: bool,
     next_look: Instant,
     joined: bool,
+    /// Partitions whose loss was told.
+    told: HashSet<i32>,
     unreachable: bool,
     pub(crate) news: Vec<News>,
     turn: usize,
@@ -122,6 +125,7 @@ impl Member {
             looking: false,
             next_look: Instant::now(),
             joined: false,
+            told: HashSet::new(),
             unreachable: false,
             news: Vec::new(),
             turn: 0,
@@ -306,13 +310,48 @@ impl Member {
     }
 
     fn assign(&mut self, list: TopicPartitionList) {
-        let wanted: Vec<(Arc<str>, i32)> = ffi::entries(&list).into_iter().map(|e| (e.topic, e.partition)).collect();
+        let wanted: Vec<Place> = ffi::entries(&list)
+            .into_iter()
+            .map(|e| Place { seen: self.seen(e.partition).is_some(), topic: e.topic, partition: e.partition })
+            .collect();
         if wanted.is_empty() {
             self.assigned(&list);
             return;
         }
         self.moving = Some(Moving::Loading { list });
         self.committer.ask(Job::Load(wanted));
+    }
+
+    /// The last offset that was seen of a partition in an earlier period, unless its loss was told.
+    fn seen(&self, partition: i32) -> Option<Position> {
+        let main = self.role == Role::Main && !self.told.contains(&partition);
+        main.then(|| self.session.resume(u32::try_from(partition).ok()).and_then(|r| r.seen)).flatten()
+    }
+
+    /// A partition that ends before what was seen of it is another, or lost its end. One gap says so.
+    fn tell_loss(&mut self, entries: &[Loaded]) {
+        let mut lost: Option<Gap> = None;
+        for Loaded { entry, high, .. } in entries {
+            let (Some(high), Some(seen)) = (*high, self.seen(entry.partition)) else { continue };
+            if high > seen.major {
+                continue;
+            }
+            self.told.insert(entry.partition);
+            let partition = u32::try_from(entry.partition).ok();
+            let gap = lost.get_or_insert(Gap {
+                topic: self.session.subscription.topic.clone(),
+                partition,
+                from: Some(seen),
+                to: Some(Position::offset(high)),
+                count: None,
+                cause: GapCause::Deleted,
+            });
+            if gap.partition != partition {
+                // Several: the topic as a whole.
+                (gap.partition, gap.from, gap.to) = (None, None, None);
+            }
+        }
+        lost.into_iter().for_each(|gap| self.session.events.push(Event::Gap(gap)));
     }
 
     fn on_loaded(&mut self, result: mq_api::Result<Vec<Loaded>>) {
@@ -327,9 +366,10 @@ impl Member {
             }
         };
         self.session.trouble("offsets", None);
+        self.tell_loss(&entries);
         let epoch = ffi::group_generation(self.consumer.client());
         let mut places = TopicPartitionList::with_capacity(entries.len().max(1));
-        for Loaded { entry, removed } in entries {
+        for Loaded { entry, removed, .. } in entries {
             let start = u64::try_from(entry.offset).unwrap_or_default();
             // Split before it is assigned: else its first messages come to the main queue.
             let Some(mut queue) = self.consumer.split_partition_queue(&entry.topic, entry.partition) else { continue };

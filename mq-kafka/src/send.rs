@@ -188,6 +188,10 @@ impl Writer {
             let made =
                 config.create_with_context(Ctx::default()).map_err(|e| fault::error("making the producer", e))?;
             let producer: Arc<BaseProducer<Ctx>> = Arc::new(made);
+            // Connected and told where the partitions are: else the first send waits for both.
+            if let Err(error) = producer.client().fetch_metadata(Some(&topic), Duration::from_secs(2)) {
+                tracing::debug!(%error, topic, "before the first send");
+            }
             let stop = Arc::new(AtomicBool::new(false));
             let down = Arc::new(Down::default());
             let reader = Reader {

@@ -4,7 +4,7 @@
 //! Kafka tells its clients where to connect, so a proxy for each connection needs a listener for each: the broker is started
 //! with a row of doors, and a test's connections take one each.
 
-use mq_api::{Result, Source, Topic, async_trait};
+use mq_api::{Broker, HealthState, Result, Source, Topic, async_trait};
 use mq_conformance::{Clock, Connection, Environment, Factory, Fired, Hook, Lacking, Leftovers, Options, Pace};
 use mq_core::Hooks;
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
@@ -39,6 +39,7 @@ impl Factory for Kafka {
             doors: self.doors.clone(),
             hooks: Arc::default(),
             taken: Mutex::default(),
+            brokers: Mutex::default(),
             accepting: Mutex::new(true),
             numbers: AtomicU64::new(0),
         })
@@ -70,6 +71,7 @@ struct World {
     hooks: Arc<Counts>,
     /// Proxies by the number of their connection, with the trouble they are in.
     taken: Mutex<HashMap<u64, (Proxy, Option<Trouble>)>>,
+    brokers: Mutex<HashMap<u64, Arc<dyn Broker>>>,
     accepting: Mutex<bool>,
     numbers: AtomicU64,
 }
@@ -130,6 +132,7 @@ impl Environment for World {
         }
         self.taken.lock().unwrap().insert(number, (proxy, present));
         let broker = mq_kafka::connect_with(&url, self.hooks.clone()).await?;
+        self.brokers.lock().unwrap().insert(number, broker.clone());
         Ok(Connection { broker, number })
     }
 
@@ -186,8 +189,12 @@ impl Environment for World {
     async fn leftovers(&self) -> Leftovers {
         let mut left = Leftovers::default();
         let taken = self.taken.lock().unwrap();
-        eventually(Duration::from_secs(2), || taken.values().all(|(proxy, _)| proxy.live() == 0));
-        for (number, (proxy, _)) in taken.iter() {
+        // Only those that the test closed.
+        let brokers = self.brokers.lock().unwrap();
+        let is_closed = |n: &u64| brokers.get(n).is_some_and(|b| b.health().current().state == HealthState::Closed);
+        let closed = || taken.iter().filter(|(n, _)| is_closed(n));
+        eventually(Duration::from_secs(2), || closed().all(|(_, (proxy, _))| proxy.live() == 0));
+        for (number, (proxy, _)) in closed() {
             if proxy.live() > 0 {
                 left.connections += proxy.live() as u64;
                 left.details.push(format!("connection {number}: {} sockets", proxy.live()));
