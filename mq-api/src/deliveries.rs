@@ -85,7 +85,7 @@ impl Deliveries {
     }
 
     /// Takes the next one.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Option<Delivery> {
         let Item { message, position, attempt } = self.items.get_mut(self.at)?.take()?;
         self.at += 1;
@@ -103,6 +103,7 @@ impl Deliveries {
     }
 
     /// The ticket of the last delivery of a run.
+    #[inline(never)]
     fn last_of_run(&mut self) -> Option<Ticket> {
         if self.at == self.items.len() {
             self.items.clear();
@@ -246,16 +247,17 @@ pub struct AckRun {
 
 impl AckRun {
     /// Adds one.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, ticket: Ticket) {
         let Some((lane, slot)) = ticket.into_parts() else { return };
-        if let Some(own) = &self.lane
-            && self.first + u64::from(self.n) == slot
-            && Arc::ptr_eq(own, &lane)
-        {
-            self.n += 1;
-            return;
+        match &self.lane {
+            Some(own) if self.first + u64::from(self.n) == slot && Arc::ptr_eq(own, &lane) => self.n += 1,
+            _ => self.begin(lane, slot),
         }
+    }
+
+    #[inline(never)]
+    fn begin(&mut self, lane: Arc<dyn Settle>, slot: u64) {
         self.flush();
         self.lane = Some(lane);
         self.first = slot;

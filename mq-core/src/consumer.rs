@@ -219,8 +219,10 @@ impl Consumer for EngineConsumer {
         }
         let now = self.core.shared.env.now();
         let polled = self.core.shared.inbox.poll_hand_out(cx, max.max(1), out, now);
-        if polled.is_pending() {
-            self.budget = 0;
+        match &polled {
+            Poll::Pending => self.budget = 0,
+            Poll::Ready(Ok(n)) if *n > 0 => self.core.shared.hooks.delivered(&self.core.shared.source, *n),
+            Poll::Ready(_) => {}
         }
         polled
     }
@@ -322,6 +324,8 @@ impl Drain {
         let _ = tokio::time::timeout_at(until, drained).await;
         // The deadline passed with deliveries in hand: they go back.
         self.lanes.each(|lane| lane.give_back_handed());
+        // What a lost session left at the broker in this member's name: a new session gives it back, if there can be one in time.
+        let _ = tokio::time::timeout_at(until, self.shared.no_orphans()).await;
         // Also with the deadline passed, what was just given back gets a moment to reach the broker.
         let flush_until = until.max(self.shared.env.now() + Duration::from_millis(500));
         if let Some(settles) = self.session.settles() {

@@ -41,7 +41,6 @@ pub struct Flow {
     taker: Mutex<Option<Waker>>,
     draining: AtomicBool,
     drain: Mutex<Vec<Waker>>,
-    shutting: Mutex<Vec<Waker>>,
 }
 
 const ONE: u64 = 1 << 40;
@@ -59,7 +58,6 @@ impl Flow {
             taker: Mutex::new(None),
             draining: AtomicBool::new(false),
             drain: Mutex::new(Vec::new()),
-            shutting: Mutex::new(Vec::new()),
         }
     }
 
@@ -155,8 +153,6 @@ impl Flow {
     pub fn shut(&self, gate: Gate) -> bool {
         let was = self.gates.fetch_or(gate as u32, Ordering::SeqCst);
         self.wake();
-        let wakers = std::mem::take(&mut *self.shutting.lock());
-        wakers.into_iter().for_each(Waker::wake);
         was & gate as u32 == 0
     }
 
@@ -164,21 +160,6 @@ impl Flow {
     pub fn open(&self, gate: Gate) {
         self.gates.fetch_and(!(gate as u32), Ordering::SeqCst);
         self.wake();
-    }
-
-    /// Ready when `gate` is shut. For a driver that waits for its broker meanwhile (a blocking read to be cut short at close).
-    pub fn poll_shut(&self, gate: Gate, cx: &mut Context<'_>) -> Poll<()> {
-        if self.is_shut(gate) {
-            return Poll::Ready(());
-        }
-        {
-            let mut shutting = self.shutting.lock();
-            if !shutting.iter().any(|w| w.will_wake(cx.waker())) {
-                shutting.push(cx.waker().clone());
-            }
-        }
-        // `shut` sets the gate before it takes the wakers: either it finds this one, or this finds the gate.
-        if self.gates.load(Ordering::SeqCst) & gate as u32 != 0 { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Whether a gate is shut.
@@ -231,9 +212,7 @@ mod tests {
         assert!(flow.poll_credit(cx).is_pending());
         flow.give(1, 60);
         assert!(flow.poll_credit(cx).is_ready());
-        assert!(flow.poll_shut(Gate::Paused, cx).is_pending());
         flow.shut(Gate::Paused);
-        assert!(flow.poll_shut(Gate::Paused, cx).is_ready());
         assert!(flow.poll_credit(cx).is_pending());
         flow.open(Gate::Paused);
         assert!(flow.poll_credit(cx).is_ready());

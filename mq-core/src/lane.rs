@@ -321,6 +321,10 @@ impl Lane {
             out.run(&me, Ring::handle(s, slot)).push(message, s.position, s.attempt);
             got += 1;
         }
+        drop(ring);
+        if got > 0 {
+            self.shared.hooks.delivered(&self.source, got);
+        }
         (got, looked)
     }
 

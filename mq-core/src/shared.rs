@@ -44,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) mechanics: Mechanics,
     pub(crate) hooks: Arc<dyn Hooks>,
+    /// Topic and group, for the hooks.
+    pub(crate) source: Source,
     pub(crate) at_most_once: bool,
     pub(crate) broadcast: bool,
     pub(crate) crash_tracked: bool,
@@ -53,6 +55,7 @@ pub(crate) struct Shared {
     pub(crate) parked_keys: Mutex<HashSet<Bytes>>,
     given_back: AtomicU64,
     missing: Mutex<Missing>,
+    reattached: tokio::sync::Notify,
     health: HealthSetter,
     level: AtomicU8,
     parked: AtomicUsize,
@@ -90,6 +93,7 @@ impl Shared {
             parked_keys: Mutex::default(),
             given_back: AtomicU64::new(0),
             missing: Mutex::default(),
+            reattached: tokio::sync::Notify::new(),
             health: HealthSetter::new(HealthState::Connecting, env.wall()),
             level: AtomicU8::new(level as u8),
             parked: AtomicUsize::new(0),
@@ -98,6 +102,7 @@ impl Shared {
             session: Mutex::new((HealthState::Connecting, String::new())),
             trouble: Mutex::default(),
             transient_until: Mutex::default(),
+            source: Source::new(sub.topic.clone(), sub.group_name().cloned()),
             sub,
             env,
         })
@@ -166,6 +171,18 @@ impl Shared {
     /// A new session runs: what former ones left behind comes to it, or to others.
     pub(crate) fn attached(&self) {
         self.missing.lock().orphans = 0;
+        self.reattached.notify_waiters();
+    }
+
+    /// Waits until nothing of a lost session is left behind. Cancel-safe.
+    pub(crate) async fn no_orphans(&self) {
+        loop {
+            let reattached = self.reattached.notified();
+            if self.missing.lock().orphans == 0 {
+                return;
+            }
+            reattached.await;
+        }
     }
 
     /// What a close could not do.

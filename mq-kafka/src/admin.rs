@@ -222,17 +222,20 @@ pub(crate) fn known(entry: &Entry) -> (u64, Record) {
 
 fn pending(cluster: &Cluster, topic: &Topic, group: &Group, limit: usize) -> Vec<PendingDelivery> {
     let mut out = Vec::new();
+    let now = cluster.env.now();
     for watched in cluster.watched(topic, group) {
         watched.lane.visit(|slot| {
             if slot.in_hand {
                 let partition = watched.lane.source().partition;
                 let position = mq_api::Position::offset(slot.token.0);
                 let owner = Some(watched.member.to_string());
-                out.push(PendingDelivery::new(partition, position, owner, Duration::ZERO, slot.attempt));
+                let idle = slot.since.map(|since| now - since).unwrap_or_default();
+                out.push(PendingDelivery::new(partition, position, owner, idle, slot.attempt));
             }
         });
     }
-    out.sort_by_key(|p| (p.position, p.partition));
+    // Oldest first.
+    out.sort_by_key(|p| (std::cmp::Reverse(p.idle), p.partition, p.position));
     out.truncate(limit);
     out
 }

@@ -420,10 +420,14 @@ impl Member {
             return;
         }
         // Somebody else may own them already: nothing is written any more.
-        self.drop_flight();
+        // What was on its way may have been written.
+        let flying: Vec<u32> =
+            self.drop_flight().map(|f| f.snapshots.iter().map(|s| s.lane).collect()).unwrap_or_default();
+        self.news.push(News::Unsure(flying));
         for partition in self.partitions.extract_if(.., |p| p.draining) {
             self.session.close_lane(&partition.lane);
-            self.news.push(News::Lost(partition.lane.id()));
+            let lane = partition.lane.id();
+            self.news.push(if partition.unsure { News::Unsure(vec![lane]) } else { News::Lost(lane) });
         }
         self.unassign(&list);
     }

@@ -55,6 +55,8 @@ pub(crate) struct Partition {
     pub(crate) wanted: bool,
     committed: Option<(u64, String)>,
     pub(crate) draining: bool,
+    /// A commit of it failed, and may have been written all the same.
+    pub(crate) unsure: bool,
 }
 
 /// What a turn of fetching came to.
@@ -106,6 +108,7 @@ impl Partition {
             wanted: tracked,
             committed: None,
             draining: false,
+            unsure: false,
         }
     }
 
@@ -288,6 +291,7 @@ impl Partition {
 
     /// A commit succeeded; the trials that are now recorded.
     pub(crate) fn committed(&mut self, snapshot: Snapshot) -> Vec<Token> {
+        self.unsure = false;
         self.horizon = self.horizon.max(snapshot.horizon);
         self.committed = Some((snapshot.mark.offset, snapshot.mark.metadata));
         snapshot.trials
@@ -296,6 +300,7 @@ impl Partition {
     /// A commit failed: what it was to say has still to be said.
     pub(crate) fn not_committed(&mut self, snapshot: &Snapshot) {
         self.dirty = true;
+        self.unsure = true;
         self.wanted |= self.tracked && snapshot.horizon > self.horizon || !snapshot.trials.is_empty();
     }
 

@@ -53,18 +53,13 @@ pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: S
     };
     let name = reader.name();
     let before = hub.places.lock().remove(&name);
-    let (last, added, length) = reader.stream().await?;
-    match before.filter(|_| reader.session.generation > 1) {
-        Some((at, index)) if at <= last => {
-            (reader.at, reader.index) = (at, index);
-            reader.find_gap(added - length);
-        }
-        Some(_) => {
-            // The stream is another one, shorter than what was read: everything in it is new.
-            reader.gap(GapCause::BrokerLoss, None);
-        }
-        None => (reader.at, reader.index) = (last, added),
+    let (last, added, _) = reader.stream().await?;
+    if let Some((at, index)) = before.filter(|_| reader.session.generation > 1) {
+        // What was sent meanwhile is not for a broadcast subscription; how much that was is known if the stream is the same.
+        reader.at = at;
+        reader.gap(GapCause::Disconnected, if at <= last { u64::try_from(added - index).ok() } else { None });
     }
+    (reader.at, reader.index) = (last, added);
     Ok(Box::pin(reader.run(conn, client, name)))
 }
 

@@ -17,6 +17,28 @@ pub struct KafkaOptions {
     pub doors: Vec<(u16, u16)>,
     /// Further lines of the properties file.
     pub lines: Vec<String>,
+    /// Listeners with login and TLS, beside the usual one.
+    pub security: Option<KafkaSecurity>,
+}
+
+/// Listeners with login and TLS, on ports that [`free_port`](crate::free_port) gives.
+///
+/// Users: `alice` with the password `alice-pw` by PLAIN, `dave` with `dave-pw` by SCRAM-SHA-256 and SCRAM-SHA-512. A
+/// client with a certificate is the user of that name. The usual port stays open for all.
+#[derive(Debug, Clone)]
+pub struct KafkaSecurity {
+    /// SASL without TLS.
+    pub sasl: u16,
+    /// SASL over TLS.
+    pub sasl_tls: u16,
+    /// TLS with client certificates.
+    pub tls: u16,
+    /// PEM file with the server's key and certificate.
+    pub server: PathBuf,
+    /// PEM file of the authority that signed the clients.
+    pub authority: PathBuf,
+    /// Whether users may do only what an ACL allows them; the usual port may do everything.
+    pub acls: bool,
 }
 
 impl KafkaOptions {
@@ -69,15 +91,25 @@ pub(crate) const JAVA: [&str; 6] = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 ];
 
+/// A listener beside the usual one.
+pub(crate) struct Listener {
+    name: &'static str,
+    protocol: &'static str,
+    port: u16,
+    advertised_port: u16,
+}
+
 /// The file with the settings of one broker.
-pub(crate) fn properties(path: &Path, port: u16, controller: u16, proxied: Option<(u16, u16)>) -> Vec<String> {
+pub(crate) fn properties(path: &Path, port: u16, controller: u16, further: &[Listener]) -> Vec<String> {
     let mut listeners = format!("PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}");
     let mut advertised = format!("PLAINTEXT://127.0.0.1:{port}");
     let mut protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT".to_owned();
-    if let Some((behind, before)) = proxied {
-        listeners += &format!(",PROXIED://127.0.0.1:{behind}");
-        advertised += &format!(",PROXIED://127.0.0.1:{before}");
-        protocols += ",PROXIED:PLAINTEXT";
+    for Listener { name, protocol, port, advertised_port } in further {
+        listeners += &format!(",{name}://127.0.0.1:{port}");
+        // By name for TLS: certificates name hosts.
+        let host = if protocol.ends_with("SSL") { "localhost" } else { "127.0.0.1" };
+        advertised += &format!(",{name}://{host}:{advertised_port}");
+        protocols += &format!(",{name}:{protocol}");
     }
     let mut lines = vec![
         "process.roles=broker,controller".to_owned(),
@@ -137,8 +169,24 @@ impl Recipe for Kafka {
     }
 
     fn prepare(&self) -> Result<()> {
-        let proxied = self.options.proxied_as.map(|before| (self.behind_proxy, before));
-        let mut lines = properties(&self.path, self.port, self.controller, proxied);
+        let mut further = Vec::new();
+        if let Some(before) = self.options.proxied_as {
+            let port = self.behind_proxy;
+            further.push(Listener { name: "PROXIED", protocol: "PLAINTEXT", port, advertised_port: before });
+        }
+        let mut format = vec!["--standalone"];
+        if let Some(KafkaSecurity { sasl, sasl_tls, tls, .. }) = self.options.security {
+            for (name, protocol, port) in
+                [("SASL", "SASL_PLAINTEXT", sasl), ("SASLTLS", "SASL_SSL", sasl_tls), ("TLS", "SSL", tls)]
+            {
+                further.push(Listener { name, protocol, port, advertised_port: port });
+            }
+            for user in SCRAM_USERS {
+                format.extend(["--add-scram", user]);
+            }
+        }
+        let mut lines = properties(&self.path, self.port, self.controller, &further);
+        lines.extend(self.options.security.iter().flat_map(security_lines));
         for (number, (bound, told)) in self.options.doors.iter().enumerate() {
             for line in &mut lines {
                 let more = match line.split_once('=').map_or("", |(key, _)| key) {
@@ -156,12 +204,50 @@ impl Recipe for Kafka {
         }
         lines.extend(self.options.lines.iter().cloned());
         programs::write(&self.file(), &(lines.join("\n") + "\n"))?;
-        format_storage(&self.program, &self.path, &self.file(), &["--standalone"])
+        format_storage(&self.program, &self.path, &self.file(), &format)
     }
 
     fn launch(&self) -> Launch {
         self.program.java(&self.path).args(self.program.arguments("kafka.Kafka", [self.file().into_os_string()]))
     }
+}
+
+/// SCRAM users are kept in the cluster's metadata, so they are made when it is formatted.
+const SCRAM_USERS: [&str; 2] =
+    ["SCRAM-SHA-256=[name=dave,password=dave-pw]", "SCRAM-SHA-512=[name=dave,password=dave-pw]"];
+
+fn security_lines(security: &KafkaSecurity) -> Vec<String> {
+    let mut lines = vec![
+        "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512".to_owned(),
+        // A refused login is answered at once and not after the usual 300 ms.
+        "connection.failed.authentication.delay.ms=0".into(),
+        "ssl.keystore.type=PEM".into(),
+        format!("ssl.keystore.location={}", security.server.display()),
+        "ssl.truststore.type=PEM".into(),
+        format!("ssl.truststore.location={}", security.authority.display()),
+        "listener.name.tls.ssl.client.auth=required".into(),
+        // A certificate for CN=client is the user called client.
+        "ssl.principal.mapping.rules=RULE:^CN=([^,]+).*$/$1/,DEFAULT".into(),
+    ];
+    let module = "org.apache.kafka.common.security";
+    for listener in ["sasl", "sasltls"] {
+        // Each mechanism that is enabled needs its line, or the broker does not start.
+        lines.push(format!(
+            "listener.name.{listener}.plain.sasl.jaas.config={module}.plain.PlainLoginModule required \
+             user_alice=\"alice-pw\";"
+        ));
+        for scram in ["scram-sha-256", "scram-sha-512"] {
+            lines.push(format!(
+                "listener.name.{listener}.{scram}.sasl.jaas.config={module}.scram.ScramLoginModule required;"
+            ));
+        }
+    }
+    if security.acls {
+        lines.push("authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer".into());
+        // The usual port, by which also the controller works, stays the administrator's door.
+        lines.push("super.users=User:ANONYMOUS;User:admin".into());
+    }
+    lines
 }
 
 /// Writes the cluster's identity into the data folder, which a KRaft broker wants before its first start.

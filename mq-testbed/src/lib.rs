@@ -7,6 +7,8 @@
 //!
 //! Not published; nothing here is part of the library.
 
+#[cfg(feature = "tls")]
+mod certificates;
 pub mod checker;
 pub mod client;
 mod fleet;
@@ -30,18 +32,20 @@ mod table;
 pub mod trial;
 mod wait;
 
+#[cfg(feature = "tls")]
+pub use certificates::{Certificates, Pair};
 pub use fleet::{Entry, Fleet, Origin, url_answers};
 pub use folders::{Folder, logs_in, root, sweep, target};
 pub use greet::answers;
 pub use install::{provide, shortage};
-pub use kafka::KafkaOptions;
+pub use kafka::{KafkaOptions, KafkaSecurity};
 pub use kind::Kind;
 pub use need::{need, skip};
 pub use ports::free_port;
 pub use postgres::PostgresOptions;
 pub use problem::{Problem, Result};
 pub use process::{Launch, Process};
-pub use rabbitmq::RabbitOptions;
+pub use rabbitmq::{RabbitOptions, RabbitUser};
 pub use redis::RedisOptions;
 pub use server::{Killed, Restarted, Server};
 pub use table::{Running, identity, is_same, running};

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use crate::server::Recipe;
 use crate::{Kind, Launch, Problem, Result, Server, folders, free_port, programs};
 
@@ -13,6 +15,21 @@ pub struct RabbitOptions {
     pub lines: Vec<String>,
     /// The content of `advanced.config`, for what `rabbitmq.conf` has no name for.
     pub advanced: Option<String>,
+    /// Users beside `guest`.
+    pub users: Vec<RabbitUser>,
+}
+
+/// A user with all permissions in one virtual host, which is made for it.
+#[derive(Debug, Clone)]
+pub struct RabbitUser {
+    /// Its name.
+    pub name: String,
+    /// Its password.
+    pub password: String,
+    /// Its virtual host.
+    pub virtual_host: String,
+    /// What it may configure, write and read: three regular expressions.
+    pub permissions: [String; 3],
 }
 
 impl RabbitOptions {
@@ -22,6 +39,34 @@ impl RabbitOptions {
     /// As [`Server::start`].
     pub fn start(self) -> Result<Server> {
         Server::in_own_folder(|_, path| recipe(path, self.clone()), Kind::RabbitMq)
+    }
+
+    /// Adds a user with all permissions in a virtual host.
+    #[must_use]
+    pub fn user(mut self, name: &str, password: &str, virtual_host: &str) -> Self {
+        self.users.push(RabbitUser {
+            name: name.into(),
+            password: password.into(),
+            virtual_host: virtual_host.into(),
+            permissions: [".*", ".*", ".*"].map(str::to_owned),
+        });
+        self
+    }
+
+    /// Listens with TLS on that port too, which [`free_port`](crate::free_port) gives, and asks clients for a
+    /// certificate. The usual port stays open without.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, port: u16, certificates: &crate::Certificates, server: &crate::Pair) -> Self {
+        self.lines.extend([
+            format!("listeners.ssl.1 = 127.0.0.1:{port}"),
+            format!("ssl_options.cacertfile = {}", certificates.authority.display()),
+            format!("ssl_options.certfile = {}", server.certificate.display()),
+            format!("ssl_options.keyfile = {}", server.key.display()),
+            "ssl_options.verify = verify_peer".to_owned(),
+            "ssl_options.fail_if_no_peer_cert = true".to_owned(),
+        ]);
+        self
     }
 
     /// Ends consumers that hold a message unacknowledged for longer than this.
@@ -88,6 +133,30 @@ impl RabbitMq {
     }
 }
 
+/// Users and virtual hosts as a file that the server reads at start: cheaper than one command for each. With such a file
+/// `guest` is not made by itself.
+fn definitions(users: &[RabbitUser]) -> String {
+    let mut names = vec![json!({ "name": "guest", "password": "guest", "tags": ["administrator"] })];
+    let mut hosts = vec![json!({ "name": "/" })];
+    let all = |user: &str, host: &str, [configure, write, read]: &[String; 3]| json!({ "user": user, "vhost": host, "configure": configure, "write": write, "read": read });
+    let everything = [".*", ".*", ".*"].map(str::to_owned);
+    let mut permissions = vec![all("guest", "/", &everything)];
+    for user in users {
+        names.push(json!({ "name": user.name, "password": user.password, "tags": [] }));
+        if user.virtual_host != "/" {
+            hosts.push(json!({ "name": user.virtual_host }));
+            permissions.push(all("guest", &user.virtual_host, &everything));
+        }
+        permissions.push(all(&user.name, &user.virtual_host, &user.permissions));
+    }
+    let (policies, queues, exchanges, bindings) = (json!([]), json!([]), json!([]), json!([]));
+    json!({
+        "users": names, "vhosts": hosts, "permissions": permissions,
+        "policies": policies, "queues": queues, "exchanges": exchanges, "bindings": bindings,
+    })
+    .to_string()
+}
+
 impl Recipe for RabbitMq {
     fn kind(&self) -> Kind {
         Kind::RabbitMq
@@ -109,6 +178,11 @@ impl Recipe for RabbitMq {
             "disk_free_limit.absolute = 50MB".into(),
         ];
         lines.extend(self.options.lines.iter().cloned());
+        if !self.options.users.is_empty() {
+            let file = self.path.join("definitions.json");
+            programs::write(&file, &definitions(&self.options.users))?;
+            lines.push(format!("load_definitions = {}", file.display()));
+        }
         programs::write(&self.path.join("rabbitmq.conf"), &(lines.join("\n") + "\n"))?;
         programs::write(&self.path.join("enabled_plugins"), "[].\n")?;
         match &self.options.advanced {
@@ -123,6 +197,13 @@ impl Recipe for RabbitMq {
         let mut launch = Launch::new("epmd", &self.path).args(["-address", "127.0.0.1", "-port", &port]);
         launch.log = self.path.join("epmd.log");
         vec![launch]
+    }
+
+    fn control(&self, arguments: &[&str]) -> Option<Launch> {
+        // Not the rabbitmqctl on the PATH, which changes to another user and reads another cookie.
+        let mut launch = Launch::new(self.home.join("sbin/rabbitmqctl"), &self.path).args(["-q"]).args(arguments);
+        launch.log = self.path.join("rabbitmqctl.log");
+        Some(self.environment(launch))
     }
 
     fn launch(&self) -> Launch {

@@ -15,6 +15,35 @@ pub struct RedisOptions {
 }
 
 impl RedisOptions {
+    /// Listens with TLS on that port too, which [`free_port`](crate::free_port) gives, and asks clients for a
+    /// certificate. The usual port stays open without, for the test's own looks.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, port: u16, certificates: &crate::Certificates, server: &crate::Pair) -> Self {
+        self.lines.extend([
+            format!("tls-port {port}"),
+            format!("tls-cert-file {}", server.certificate.display()),
+            format!("tls-key-file {}", server.key.display()),
+            format!("tls-ca-cert-file {}", certificates.authority.display()),
+            "tls-auth-clients yes".to_owned(),
+        ]);
+        self
+    }
+
+    /// Adds a user with ACL rules, as `~orders* +@all -@dangerous`. The default user, without a password, stays.
+    #[must_use]
+    pub fn user(mut self, name: &str, password: &str, rules: &str) -> Self {
+        self.lines.push(format!("user {name} on >{password} {rules}"));
+        self
+    }
+
+    /// Turns the default user off: who does not log in may do nothing.
+    #[must_use]
+    pub fn login_needed(mut self) -> Self {
+        self.lines.push("user default off".to_owned());
+        self
+    }
+
     /// Starts a private Redis with these options.
     ///
     /// # Errors

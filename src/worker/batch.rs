@@ -14,6 +14,7 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -273,12 +274,24 @@ impl<Svc: BatchService> BatchRunner<Svc> {
         self.slots.poll_woken(|polled| enter(books, polled));
         if self.closing.is_none() {
             match self.signal.stopping() {
-                Stop::No => self.feed(cx),
+                Stop::No => self.feed_safely(cx),
                 _ => self.begin_close(),
             }
         }
         self.books.flush();
         self.poll_close(cx)
+    }
+
+    /// Feeds, and goes on after a handler that panicked.
+    fn feed_safely(&mut self, cx: &mut Context<'_>) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.feed(cx))) {
+            // The rest has its turn after the other tasks.
+            cx.waker().wake_by_ref();
+            match self.slots.panicked(&*panic) {
+                Some(polled) => enter(&mut self.books, polled),
+                None => resume_unwind(panic),
+            }
+        }
     }
 
     fn feed(&mut self, cx: &mut Context<'_>) {

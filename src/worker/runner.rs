@@ -7,6 +7,8 @@ use super::route::MessageService;
 use super::slots::{Polled, Signal, Slots, Stop};
 use futures_core::future::BoxFuture;
 use mq_api::{CloseReport, Consumer, Deliveries, Error, ErrorKind, Guarantee, Mode, Subscription, Ticket};
+use std::mem::forget;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -92,12 +94,26 @@ impl<Svc: MessageService> Runner<Svc> {
         self.slots.poll_woken(|polled| books.enter(polled));
         if self.closing.is_none() {
             match self.signal.stopping() {
-                Stop::No => self.feed(cx),
+                Stop::No => self.feed_safely(cx),
                 _ => self.begin_close(),
             }
         }
         self.books.flush();
         if self.closing.is_some() { self.poll_close(cx) } else { Poll::Pending }
+    }
+
+    /// Feeds, and goes on after a handler that panicked.
+    #[inline]
+    fn feed_safely(&mut self, cx: &mut Context<'_>) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.feed(cx))) {
+            // The rest has its turn after the other tasks.
+            cx.waker().wake_by_ref();
+            match self.slots.panicked(&*panic) {
+                Some(polled) => self.books.enter(polled),
+                // Not a handler's: a defect that must not be hidden.
+                None => resume_unwind(panic),
+            }
+        }
     }
 
     #[inline]
@@ -133,7 +149,9 @@ impl<Svc: MessageService> Runner<Svc> {
                 // Out of tokio's budget everything of tokio's waits, ready or not: that says nothing about the handler.
                 Polled::Pending if !has_budget_remaining() => return,
                 Polled::Pending => self.appetite.waited(),
-                Polled::Done(Ok(Outcome::Ack), ticket) => {
+                Polled::Done(Ok(outcome @ Outcome::Ack), ticket) => {
+                    // There is nothing in it to drop, which the compiler does not see.
+                    forget(outcome);
                     self.appetite.finished_at_once();
                     self.books.ack(ticket);
                 }

@@ -5,8 +5,8 @@ use crate::script::{Script, lost};
 use crate::tx;
 use mq_api::{Capabilities, Position, Result, Settled};
 use mq_core::{
-    Carry, Driver, End, Gate, Incoming, Lane, Mechanics, MoveBy, Plan, ReleaseBy, RetryBy, Run, Session, Settlement,
-    Token, TxSession,
+    Carry, Driver, End, Incoming, Lane, Mechanics, MoveBy, Plan, ReleaseBy, RetryBy, Run, Session, Settlement, Token,
+    TxSession,
 };
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -132,7 +132,7 @@ impl Driver for Reader {
                     let got = tokio::select! { biased;
                         () = session.stop.cancelled() => return,
                         // A close cuts a waiting read short, so that it does not take what is just given back.
-                        () = poll_fn(|cx| session.flow.poll_shut(Gate::Stopping, cx)) => continue,
+                        () = session.draining.cancelled() => continue,
                         got = fetch(&toy, me, credit.count, credit.bytes, false) => got,
                     };
                     // The read is on its way; it is awaited to its end.
