@@ -69,17 +69,21 @@ impl Inbox {
         }
     }
 
-    /// For broadcast: drops the oldest buffered beyond the bound, and says how many.
-    pub(crate) fn drop_beyond(&self, max: usize, events: &EventLog) {
+    /// For broadcast: drops the oldest buffered beyond the bounds, and says how many.
+    pub(crate) fn drop_beyond(&self, hands: &Flow, events: &EventLog) {
         let mut dropped = 0u64;
-        let mut runs = Vec::new();
-        {
-            let mut st = self.state.lock();
-            while st.buffered > max {
-                let excess = st.buffered - max;
-                let Some(run) = st.ready.front_mut() else { break };
+        loop {
+            let oldest = {
+                let mut st = self.state.lock();
+                let bytes = self.flow.in_flight_bytes().saturating_sub(hands.in_flight_bytes());
+                let excess = match st.buffered.saturating_sub(self.flow.max()) {
+                    // One by one: their sizes differ. The last one stays, however large.
+                    0 => usize::from(bytes > self.flow.max_bytes() && st.buffered > 1),
+                    excess => excess,
+                };
+                let Some(run) = st.ready.front_mut().filter(|_| excess > 0) else { break };
                 let n = (run.n as usize).min(excess) as u32;
-                runs.push((run.lane.clone(), run.first, n));
+                let oldest = (run.lane.clone(), run.first, n);
                 run.first += u64::from(n);
                 run.n -= n;
                 let empty = run.n == 0;
@@ -87,11 +91,11 @@ impl Inbox {
                     st.ready.pop_front();
                 }
                 st.buffered -= n as usize;
-                dropped += u64::from(n);
-            }
-        }
-        for (lane, first, n) in runs {
+                oldest
+            };
+            let (lane, first, n) = oldest;
             lane.forget_buffered(first, n);
+            dropped += u64::from(n);
         }
         if dropped > 0 {
             events.push(Event::Lagged(dropped));

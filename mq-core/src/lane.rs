@@ -244,7 +244,7 @@ impl Lane {
             self.shared.inbox.push(&me, first, n);
         }
         if self.shared.broadcast {
-            self.shared.inbox.drop_beyond(self.shared.flow.max(), &self.shared.events);
+            self.shared.inbox.drop_beyond(&self.shared.hands, &self.shared.events);
         }
     }
 

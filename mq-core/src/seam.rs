@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 pub enum End {
     /// The connection, channel, group or assignment was lost: fence, back off, attach again.
     Lost(Error),
-    /// It was asked to stop, and did.
+    /// It was asked to stop, and did. Unasked it ends the consumer for good.
     Closed,
     /// No retry can mend it.
     Fatal(Error),
