@@ -276,7 +276,7 @@ pub(crate) fn producer(
         config.set("enable.idempotence", "true");
     }
     // Room for the dead-letter envelope above the largest message.
-    config.set("message.max.bytes", (max_message + ENVELOPE).max(1_000_000).min(1_000_000_000).to_string());
+    config.set("message.max.bytes", (max_message + ENVELOPE).clamp(1_000_000, 1_000_000_000).to_string());
     config.set("message.timeout.ms", retry_for.max(SHORTEST_SEND).as_millis().to_string());
     let set = settings.native.iter().filter(|(name, _)| is_producers(name));
     for (name, value) in set.chain(native.iter().map(|(n, v)| (n, v))) {

@@ -243,8 +243,8 @@ impl Driver {
                 .into_iter()
                 .map(|member| scope.spawn(|| member.close(true, Duration::from_millis(1_500))))
                 .collect();
-            // Joined one by one: all of them end.
-            closing.into_iter().fold(true, |all, one| one.join().unwrap_or(false) && all)
+            let ends: Vec<bool> = closing.into_iter().map(|one| one.join().unwrap_or(false)).collect();
+            ends.into_iter().all(|confirmed| confirmed)
         });
         if all {
             self.confirm(self.upto);

@@ -185,9 +185,10 @@ impl Cluster {
     }
 
     /// Lets go of the client. Blocks.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self) -> Result<()> {
         let looker = self.looker.write().take();
         drop(looker);
+        Ok(())
     }
 
     /// How many partitions a topic has; `None` if there is none. Blocks.
