@@ -4,6 +4,8 @@
 //! Kafka tells its clients where to connect, so a proxy for each connection needs a listener for each: the broker is started
 //! with a row of doors, and a test's connections take one each.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use mq_api::{Broker, HealthState, Result, Source, Topic, async_trait};
 use mq_conformance::{Clock, Connection, Environment, Factory, Fired, Hook, Lacking, Leftovers, Options, Pace};
 use mq_core::Hooks;
