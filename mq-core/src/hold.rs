@@ -1,10 +1,12 @@
 //! A lane as its driver sees it, and every way in which slots leave it without being settled: lost, given back, fenced.
 
+use crate::Settlement;
 use crate::lane::{Lane, Ring, Stray};
 use crate::settles::Token;
 use crate::slots::SlotState;
 use mq_api::Position;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// What a driver may see of a slot.
@@ -210,13 +212,18 @@ impl Lane {
     pub(crate) fn give_back(&self, ring: &mut Ring, slot: u64) {
         let Some(s) = ring.slots.get_mut(slot) else { return };
         let (token, position, message) = (s.token, s.position, s.keep.clone());
+        // A failure that was parked here stays counted.
+        let how = match s.state {
+            SlotState::Parked => Settlement::Retry { after: Duration::ZERO, attempt: s.attempt, cause: None },
+            _ => Settlement::Release,
+        };
         // Settled before the hand-over: there is nothing to give back.
         let gone = self.shared.broadcast || self.is_settled(s.state);
         match self.shared.mechanics.release {
             _ if gone => self.let_go(ring, slot, SlotState::Done),
             crate::ReleaseBy::Driver => {
                 self.unsettled.add([position]);
-                self.settles.give_back(self.id(), token, position, message);
+                self.settles.give_back(self.id(), token, position, message, how);
                 self.let_go(ring, slot, SlotState::Done);
             }
             crate::ReleaseBy::Engine => self.let_go(ring, slot, SlotState::Left),

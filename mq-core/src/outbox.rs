@@ -52,6 +52,8 @@ struct Slot {
     retry_until: Option<Instant>,
     not_before: Option<Instant>,
     tries: u32,
+    /// An earlier try may have been stored, so that no later refusal tells of the message.
+    doubtful: bool,
     waker: Option<Waker>,
 }
 
@@ -158,6 +160,7 @@ impl Outbox {
         slot.retry_until = now.checked_add(self.retry_for);
         slot.not_before = None;
         slot.tries = 0;
+        slot.doubtful = false;
         slot.waker = None;
         let ticket = u64::from(slot.generation) << 32 | u64::from(index);
         if fits {
@@ -241,7 +244,10 @@ impl Outbox {
                 continue;
             }
             match result {
-                Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index),
+                Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index, &error),
+                Err(error) if slot.doubtful => {
+                    self.finish(table, index, Err(error.with_outcome(Outcome::Unknown)), &mut wakers);
+                }
                 other => {
                     // Copies of retries and dead letters are no sends of the program's.
                     sent += usize::from(other.is_ok() && matches!(slot.target, Some(Target::Topic)));
@@ -276,8 +282,9 @@ impl Outbox {
         }
     }
 
-    fn requeue(table: &mut Table, index: u32) {
+    fn requeue(table: &mut Table, index: u32, why: &Error) {
         let slot = &mut table.slots[index as usize];
+        slot.doubtful |= why.outcome() != Some(Outcome::NotSent);
         slot.state = State::Queued;
         if slot.tries == 0
             && let Some(key) = slot.key

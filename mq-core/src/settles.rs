@@ -209,12 +209,19 @@ impl SettleQueue {
     }
 
     /// Gives a delivery back at close or at the end of ownership.
-    pub(crate) fn give_back(&self, lane: u32, token: Token, position: Position, message: Option<Arc<Stored>>) {
+    pub(crate) fn give_back(
+        &self,
+        lane: u32,
+        token: Token,
+        position: Position,
+        message: Option<Arc<Stored>>,
+        how: Settlement,
+    ) {
         let mut st = self.0.lock();
         st.ops += 1;
         let op = st.ops;
         st.returned.push_back(op);
-        st.others.push(Other { lane, token, op, position, message, how: Carry::Settle(Settlement::Release) });
+        st.others.push(Other { lane, token, op, position, message, how: Carry::Settle(how) });
         Self::call_driver(st);
     }
 

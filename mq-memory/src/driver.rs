@@ -5,9 +5,11 @@ use crate::client::seat;
 use crate::core::Core;
 use crate::faults::FaultPlan;
 use crate::fetch::{MemoryConsumer, Taken};
+use crate::group::Group;
 use crate::lane::carry;
 use crate::member::Member;
 use crate::producer::MemoryProducer;
+use crate::topic::Topic;
 use mq_api::{
     Capabilities, Error, ErrorKind, Guarantee, Message, Mode, Outcome, Position, Receipt, Result, SendResult, Settled,
     Subscription,
@@ -16,7 +18,7 @@ use mq_core::{
     Carry, Driver, End, Incoming, Lane, Mechanics, MoveBy, Outgoing, Plan, ReleaseBy, RetryBy, Run, Session,
     Settlement, Token, TxSession,
 };
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +65,7 @@ impl Driver for MemoryDriver {
         let sub = sub.guarantee(Guarantee::AtLeastOnce).member(session.member.to_string());
         let (member, consumer) = seat(&self.core, sub, &group)?;
         let serving =
-            Serving { core: self.core.clone(), plan: self.plan, session, member, consumer, lanes: HashMap::new() };
+            Serving { core: self.core.clone(), plan: self.plan, session, member, consumer, lanes: BTreeMap::new() };
         Ok(Box::pin(serving.run()))
     }
 
@@ -99,6 +101,17 @@ impl Driver for MemoryDriver {
     }
 }
 
+/// Writes the attempt number of a message that this member holds.
+fn record_attempt(member: &Arc<Member>, topic: &Topic, group: &Group, token: Token, attempt: u32) {
+    let Some(part) = topic.parts.get(token.0 as usize) else { return };
+    let mut part = part.lock();
+    if let Some(slot) = part.groups.get_mut(group.number)
+        && let Some(entry) = slot.held_by_member(member.id, token.1)
+    {
+        entry.set(attempt, crate::pending::HELD);
+    }
+}
+
 fn store(core: &Core, plan: &FaultPlan, producer: &MemoryProducer, message: Message) -> SendResult {
     if MemoryDriver::happens(core, plan.full) {
         let error = Error::new(ErrorKind::Full, "the topic is full (a planned fault)");
@@ -123,7 +136,7 @@ struct Serving {
     session: Session,
     member: Arc<Member>,
     consumer: MemoryConsumer,
-    lanes: HashMap<(usize, u64), Arc<Lane>>,
+    lanes: BTreeMap<(usize, u64), Arc<Lane>>,
 }
 
 impl Serving {
@@ -216,6 +229,15 @@ impl Serving {
                 Carry::Trial(_) => self.session.settles.trial_recorded(other.lane, other.token),
             }
         }
+        // Parked in the member under `PerKey`: the broker records the new attempt number, so that it does not die with it.
+        for noted in plan.noted.drain(..) {
+            let Some(lane) = self.session.lane(noted) else { continue };
+            lane.visit(|slot| {
+                if !slot.settled {
+                    record_attempt(&self.member, &topic, &group, slot.token, slot.attempt);
+                }
+            });
+        }
         if !silent && plan.upto > 0 {
             self.session.settles.confirm(plan.upto, exceptions);
         }
@@ -223,6 +245,7 @@ impl Serving {
 
     fn lose_leases(&mut self, taken: &[Taken]) {
         self.release_untaken(taken);
+        self.release_unhanded();
         let mut held = Vec::new();
         for lane in self.lanes.values() {
             held.clear();
@@ -240,8 +263,8 @@ impl Serving {
         }
     }
 
-    /// The connection is gone: what was handed over counts as taken, what was only buffered does not.
-    fn lost(&mut self) {
+    /// Buffered and never handed over: does not count.
+    fn release_unhanded(&self) {
         let (topic, Some(group)) = self.member.seat() else { return };
         for lane in self.lanes.values() {
             lane.visit(|slot| {
@@ -251,6 +274,11 @@ impl Serving {
                 }
             });
         }
+    }
+
+    /// The connection is gone: what was handed over counts as taken, what was only buffered does not.
+    fn lost(&mut self) {
+        self.release_unhanded();
         self.core.lose_leases(&self.member);
     }
 

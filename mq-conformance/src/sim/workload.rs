@@ -271,7 +271,10 @@ fn judge(seed: u64, world: &World) -> Run {
     }
     let timeline = match book.violations.is_empty() {
         true => String::new(),
-        false => book.lines.join("\n"),
+        false => {
+            let broker: Vec<String> = trace.events().iter().map(ToString::to_string).collect();
+            format!("{}\n--- the broker\n{}", book.lines.join("\n"), broker.join("\n"))
+        }
     };
     Run { seed, hash, events: trace.events().len(), violations: std::mem::take(&mut book.violations), timeline }
 }

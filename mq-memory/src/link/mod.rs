@@ -132,9 +132,16 @@ impl Broker for LinkedBroker {
     async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
         self.client.open()?;
         let core = &self.client.core;
+        // The broker itself tells the hooks of what it stores.
         let driver = producer::Wire::new(self.client.clone(), self.status.subscribe());
-        let producer =
-            EngineProducer::start(driver, spec, core.env.clone(), core.hooks.clone(), ConnectPolicy::default()).await?;
+        let producer = EngineProducer::start(
+            driver,
+            spec,
+            core.env.clone(),
+            std::sync::Arc::new(mq_core::NoHooks),
+            ConnectPolicy::default(),
+        )
+        .await?;
         let mut producers = self.producers.lock();
         producers.retain(|p| p.strong_count() > 0);
         producers.push(Arc::downgrade(&producer));
