@@ -22,12 +22,7 @@ cases! {
 }
 
 /// A delivery of a frozen member that another member has by now.
-pub(super) async fn lose_to_another(
-    t: &Test,
-    c: &Connection,
-    old: Got,
-    second: &mut Member,
-) -> Check<(Got, Got)> {
+pub(super) async fn lose_to_another(t: &Test, c: &Connection, old: Got, second: &mut Member) -> Check<(Got, Got)> {
     t.freeze(c, true).await?;
     let new = second.next().await?;
     ensure_eq!(new.label, old.label, "what the other member takes over");
