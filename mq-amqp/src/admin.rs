@@ -110,7 +110,7 @@ impl Admin for AmqpAdmin {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::Create);
             declarer.exchange(&place).await?;
             for group in &spec.groups {
-                declarer.group(&place, group, amqp.queue_type(), &options, true).await?;
+                declarer.group(&place, group, amqp.queue_type(), &options, false).await?;
                 amqp.remember(&place, group);
             }
             declarer.done().await;
@@ -132,7 +132,7 @@ impl Admin for AmqpAdmin {
                 },
                 _ => match declarer.exchange(&place).await {
                     Ok(_) => None,
-                    Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+                    Err(e) if e.kind() == ErrorKind::Topology => return Ok(None),
                     Err(e) => return Err(e),
                 },
             };
@@ -152,7 +152,7 @@ impl Admin for AmqpAdmin {
                 Place::Queue(name) | Place::DeadLetters(name) => return delete_queue(&mut declarer, name).await,
                 _ => match declarer.exchange(&place).await {
                     Ok(_) => true,
-                    Err(e) if e.kind() == ErrorKind::NotFound => false,
+                    Err(e) if e.kind() == ErrorKind::Topology => false,
                     Err(e) => return Err(e),
                 },
             };
@@ -179,7 +179,7 @@ impl Admin for AmqpAdmin {
         self.run(Some(LOOK), async move {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::Create);
             let options = GroupOptions::default();
-            let _: Found = declarer.group(&place, &group, amqp.queue_type(), &options, true).await?;
+            let _: Found = declarer.group(&place, &group, amqp.queue_type(), &options, false).await?;
             amqp.remember(&place, &group);
             declarer.done().await;
             Ok(())

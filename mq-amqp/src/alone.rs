@@ -101,6 +101,14 @@ impl Alone {
         self.notes.insert(token, notes);
     }
 
+    /// What was noted on a delivery that is still in the group's queue; nothing of it is kept.
+    pub(crate) fn unmoved(&mut self, token: Token) -> Option<Notes> {
+        match self.moved.contains_key(&token) {
+            true => None,
+            false => Some(self.notes.remove(&token).unwrap_or_default()),
+        }
+    }
+
     /// Where a delivery is: in the group's queue (`None`) or under this tag here.
     pub(crate) fn place(&mut self, token: Token) -> Option<u64> {
         self.notes.remove(&token);
@@ -134,6 +142,11 @@ impl Alone {
     /// A suspect is about to be handed over for the n-th time.
     pub(crate) fn trial(&mut self, lane: u32, token: Token, message: Option<Arc<Stored>>, n: u32) {
         self.waiting.push_back(Trial { lane, token, message, n });
+    }
+
+    /// Looks at the queue at the next turn.
+    pub(crate) fn look_now(&mut self) {
+        self.look = Instant::now();
     }
 
     /// The next thing to do; none while the session drains.
@@ -229,6 +242,9 @@ pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
 
 /// The record of a trial is confirmed, and the original acknowledged: the copy is taken and handed over.
 pub(crate) async fn recorded(reader: &mut Reader, number: u64) -> Result<()> {
+    // An original that came back beside its copy would begin from nothing. (The queue of suspects is on one channel, whose
+    // next answer says the same.)
+    reader.flush_now().await?;
     let Some(alone) = &mut reader.alone else { return Ok(()) };
     let Some(trial) = alone.writing.remove(&number) else { return Ok(()) };
     let mut others = Vec::new();

@@ -8,9 +8,7 @@ use crate::options::GroupOptions;
 use crate::topology::{Declarer, Place, short};
 use crate::wire::decode;
 use futures_util::stream::StreamExt;
-use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
-};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};

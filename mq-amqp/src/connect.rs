@@ -9,7 +9,7 @@ use lapin::{Channel, Connection, ConnectionProperties};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
 use mq_core::Env;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Longest wait for one host. A frozen one accepts and says nothing.
@@ -33,6 +33,7 @@ pub(crate) struct Connections {
     consume: tokio::sync::Mutex<Option<Arc<Connection>>>,
     /// The host that worked last.
     next: AtomicUsize,
+    closed: AtomicBool,
     health: HealthSetter,
 }
 
@@ -40,7 +41,8 @@ impl Connections {
     pub(crate) fn new(url: AmqpUrl, env: Env) -> Result<Self> {
         let tls = tls_config(&url)?;
         let health = HealthSetter::new(HealthState::Connecting, env.wall());
-        Ok(Self { url, tls, env, publish: Default::default(), consume: Default::default(), next: 0.into(), health })
+        let (publish, consume) = Default::default();
+        Ok(Self { url, tls, env, publish, consume, next: 0.into(), closed: false.into(), health })
     }
 
     pub(crate) fn url(&self) -> &AmqpUrl {
@@ -64,6 +66,10 @@ impl Connections {
             return Ok(connection.clone());
         }
         *slot = None;
+        // Whoever comes late must not make one that nobody closes.
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::closed("the connection"));
+        }
         match self.open(role).await {
             Ok(connection) => {
                 self.health.set(HealthState::Running, "", self.env.wall());
@@ -99,7 +105,7 @@ impl Connections {
                     self.next.store(at, Ordering::Relaxed);
                     return Ok(connection);
                 }
-                Ok(Err(error)) => last = Some(login(fault(what, error))),
+                Ok(Err(error)) => last = Some(not_there(login(fault(what, error)))),
                 Err(_) => last = Some(no_answer(&what, HOST)),
             }
             // Credentials are the same for every host.
@@ -140,7 +146,8 @@ impl Connections {
 
     /// Closes both, each within `limit`.
     pub(crate) async fn close(&self, limit: Duration) {
-        for slot in [&self.publish, &self.consume] {
+        self.closed.store(true, Ordering::SeqCst);
+        let one = async |slot: &tokio::sync::Mutex<Option<Arc<Connection>>>| {
             let connection = slot.lock().await.take();
             if let Some(connection) = connection
                 && connection.status().connected()
@@ -148,7 +155,8 @@ impl Connections {
                 // A broker that is away cannot be told.
                 let _ = tokio::time::timeout(limit, connection.close(200, "OK".into())).await;
             }
-        }
+        };
+        tokio::join!(one(&self.publish), one(&self.consume));
         self.health.set(HealthState::Closed, "", self.env.wall());
     }
 }
@@ -164,12 +172,16 @@ fn login(error: Error) -> Error {
     }
 }
 
+/// A socket that is closed while it is being made is a broker that is not there.
+fn not_there(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Disconnected => Error::new(ErrorKind::Unavailable, error.context().to_owned()).with_source(error),
+        _ => error,
+    }
+}
+
 /// An answer of the client within a limit.
-pub(crate) async fn within<T>(
-    limit: Duration,
-    doing: &str,
-    call: impl Future<Output = lapin::Result<T>>,
-) -> Result<T> {
+pub(crate) async fn within<T>(limit: Duration, doing: &str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
     match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map_err(|e| fault(doing, e)),
         Err(_) => Err(no_answer(doing, limit)),
@@ -177,10 +189,7 @@ pub(crate) async fn within<T>(
 }
 
 /// As [`within`], with the client's own error for a closer look.
-pub(crate) async fn answer<T>(
-    doing: &str,
-    call: impl Future<Output = lapin::Result<T>>,
-) -> Result<lapin::Result<T>> {
+pub(crate) async fn answer<T>(doing: &str, call: impl Future<Output = lapin::Result<T>>) -> Result<lapin::Result<T>> {
     tokio::time::timeout(ANSWER, call).await.map_err(|_| no_answer(doing, ANSWER))
 }
 
@@ -193,9 +202,8 @@ fn tls_config(url: &AmqpUrl) -> Result<OwnedTLSConfig> {
     };
     let mut config = OwnedTLSConfig::default();
     if let Some(path) = &url.ca {
-        let text = String::from_utf8(read("ca", path)?).map_err(|e| {
-            Error::new(ErrorKind::Config, "URL parameter 'ca' must name a PEM file").with_source(e)
-        })?;
+        let text = String::from_utf8(read("ca", path)?)
+            .map_err(|e| Error::new(ErrorKind::Config, "URL parameter 'ca' must name a PEM file").with_source(e))?;
         config.cert_chain = Some(text);
     }
     if let (Some(cert), Some(key)) = (&url.cert, &url.key) {

@@ -44,7 +44,11 @@ impl Ladder {
     }
 
     /// The queue for this rest and its number, made if need be; the group's own queue when the holder is to wait.
-    pub(crate) async fn place(&mut self, rest: Duration, declarer: &mut Declarer<'_>) -> Result<(String, Option<usize>)> {
+    pub(crate) async fn place(
+        &mut self,
+        rest: Duration,
+        declarer: &mut Declarer<'_>,
+    ) -> Result<(String, Option<usize>)> {
         let Some(at) = step(rest) else { return Ok((self.queue.clone(), None)) };
         if !self.made[at] {
             declarer.delay(&self.queue, LADDER[at]).await?;

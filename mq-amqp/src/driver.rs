@@ -2,8 +2,8 @@
 
 use crate::connect::Connections;
 use crate::probe::capabilities;
-use crate::url::QueueType;
 use crate::topology::Place;
+use crate::url::QueueType;
 use mq_api::{Capabilities, Group, Result};
 use mq_core::{Driver, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;

@@ -19,7 +19,9 @@ pub(crate) fn fault(doing: impl std::fmt::Display, error: lapin::Error) -> Error
 fn hint(kind: ErrorKind, words: &str) -> &'static str {
     match kind {
         ErrorKind::Auth => "; check user and password of the URL",
-        ErrorKind::Permission if words.contains("vhost") => "; check the virtual host of the URL and the user's rights on it",
+        ErrorKind::Permission if words.contains("vhost") => {
+            "; check the virtual host of the URL and the user's rights on it"
+        }
         ErrorKind::Permission => "; grant the right with `rabbitmqctl set_permissions`, or use Provisioning::None",
         ErrorKind::Topology if words.contains("x-queue-type") => {
             "; the queue was made with another type: use ?queue_type=classic or quorum accordingly, or delete it"
@@ -58,7 +60,9 @@ fn is_tls(io: &std::io::Error) -> bool {
         text.push_str(&e.to_string());
         cause = e.source();
     }
-    ["certificate", "Certificate", "alert", "tls", "TLS", "corrupt message", "handshake"].iter().any(|w| text.contains(w))
+    ["certificate", "Certificate", "alert", "tls", "TLS", "corrupt message", "handshake"]
+        .iter()
+        .any(|w| text.contains(w))
 }
 
 fn protocol(kind: &AMQPErrorKind, words: &str) -> ErrorKind {
@@ -76,7 +80,9 @@ fn protocol(kind: &AMQPErrorKind, words: &str) -> ErrorKind {
         AMQPErrorKind::Soft(Soft::NOTFOUND) => ErrorKind::NotFound,
         AMQPErrorKind::Soft(Soft::RESOURCELOCKED) => ErrorKind::Unavailable,
         AMQPErrorKind::Soft(Soft::PRECONDITIONFAILED)
-            if words.contains("inequivalent") || words.contains("invalid arg") || words.contains("invalid property") =>
+            if words.contains("inequivalent")
+                || words.contains("invalid arg")
+                || words.contains("invalid property") =>
         {
             ErrorKind::Topology
         }

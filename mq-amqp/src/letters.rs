@@ -37,14 +37,26 @@ impl Letters {
         &self.amqp.connections
     }
 
-    async fn depth(&self) -> Result<u64> {
+    /// How many are looked at, at most: what is there, and what the number may have missed; 0 without a queue.
+    async fn bound(&self) -> Result<u64> {
         let mut declarer = Declarer::new(self.connections(), Role::Consume, Provisioning::None);
-        let depth = declarer.depth(&self.queue).await?.map_or(0, |(n, _)| n);
+        let bound = declarer.depth(&self.queue).await?.map_or(0, |(n, _)| n + 100);
         declarer.done().await;
-        Ok(depth)
+        Ok(bound)
     }
 
-    /// The next letter and its tag.
+    /// The next letter and its tag. A quorum queue's number of messages is a little old, and so is the end of what another
+    /// channel gave back: the first is waited for a moment.
+    async fn next(&self, channel: &Channel, first: bool) -> Result<Option<(u64, DeadLetter)>> {
+        for _ in 0..3 {
+            match self.take(channel).await? {
+                None if first => tokio::time::sleep(Duration::from_millis(50)).await,
+                other => return Ok(other),
+            }
+        }
+        Ok(None)
+    }
+
     async fn take(&self, channel: &Channel) -> Result<Option<(u64, DeadLetter)>> {
         let get = channel.basic_get(short(&self.queue)?, BasicGetOptions { no_ack: false });
         let got = within(ANSWER, "take a dead letter", get).await?;
@@ -61,14 +73,14 @@ impl Letters {
     }
 
     pub(crate) async fn peek(&self, limit: usize) -> Result<Vec<DeadLetter>> {
-        let depth = self.depth().await?.min(limit as u64);
-        if depth == 0 {
+        let bound = self.bound().await?.min(limit as u64);
+        if bound == 0 {
             return Ok(Vec::new());
         }
         let channel = self.connections().channel(Role::Consume).await?;
         let mut letters = Vec::new();
-        for _ in 0..depth {
-            let Some((_, letter)) = self.take(&channel).await? else { break };
+        for at in 0..bound {
+            let Some((_, letter)) = self.next(&channel, at == 0).await? else { break };
             letters.push(letter);
         }
         self.give_back(&channel).await?;
@@ -81,19 +93,19 @@ impl Letters {
 
     pub(crate) async fn redrive(&self, options: &RedriveOptions) -> Result<RedriveReport> {
         let mut report = RedriveReport::default();
-        let depth = self.depth().await?;
-        if depth == 0 {
+        let bound = self.bound().await?;
+        if bound == 0 {
             return Ok(report);
         }
         let pause = options.rate.filter(|r| *r > 0).map(|rate| Duration::from_secs(1) / rate);
         let channel = self.connections().channel(Role::Consume).await?;
         let confirmed = Arc::new(ConfirmChannel::open(self.connections()).await?);
         let mut writer = Writer::new(confirmed, self.connections().url().confirm_timeout);
-        for _ in 0..depth {
+        for at in 0..bound {
             if options.limit.is_some_and(|limit| report.redriven >= limit) {
                 break;
             }
-            let Some((tag, letter)) = self.take(&channel).await? else { break };
+            let Some((tag, letter)) = self.next(&channel, at == 0).await? else { break };
             if !self.is_of(&letter) {
                 report.foreign += 1;
             } else if letter.envelope.as_ref().is_some_and(|e| e.redrives >= options.max_redrives) {
@@ -133,17 +145,17 @@ impl Letters {
     }
 
     pub(crate) async fn discard(&self, options: &RedriveOptions) -> Result<u64> {
-        let depth = self.depth().await?;
+        let bound = self.bound().await?;
         let mut n = 0;
-        if depth == 0 {
+        if bound == 0 {
             return Ok(n);
         }
         let channel = self.connections().channel(Role::Consume).await?;
-        for _ in 0..depth {
+        for at in 0..bound {
             if options.limit.is_some_and(|limit| n >= limit) {
                 break;
             }
-            let Some((tag, letter)) = self.take(&channel).await? else { break };
+            let Some((tag, letter)) = self.next(&channel, at == 0).await? else { break };
             if options.filter.as_ref().is_none_or(|f| f(&letter.message, letter.envelope.as_ref())) {
                 n += 1;
                 if !options.dry_run {

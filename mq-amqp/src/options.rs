@@ -5,8 +5,7 @@ use lapin::types::{AMQPValue, FieldTable, LongString};
 use mq_api::{Error, ErrorKind, Result, Retention};
 use std::collections::BTreeMap;
 
-const GROUP: &str =
-    "routing-key, headers, headers-match, queue-type, max-priority, message-ttl, max-length, max-length-bytes, single-active";
+const GROUP: &str = "routing-key, headers, headers-match, queue-type, max-priority, message-ttl, max-length, max-length-bytes, single-active";
 const PRODUCER: &str = "routing-key, queue-type";
 
 /// Options of a group's queue.
@@ -94,7 +93,8 @@ impl GroupOptions {
                 self.arguments.push(("x-overflow", AMQPValue::LongString(LongString::from("reject-publish"))));
             }
             Some(_) => {
-                let text = "amqp cannot do log retention: a queue forgets what was handled; use streams, Kafka or Redis";
+                let text =
+                    "amqp cannot do log retention: a queue forgets what was handled; use streams, Kafka or Redis";
                 return Err(Error::new(ErrorKind::Unsupported, text));
             }
         }

@@ -10,13 +10,12 @@ use crate::fault::fault;
 use crate::options::GroupOptions;
 use crate::settle::{Frame, Tags};
 use crate::topology::{Declarer, Found, Place, short};
-use crate::wire::{Arrived, decode};
+use crate::url::QueueType;
+use crate::wire::{Arrived, Notes, decode};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
-};
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
@@ -32,6 +31,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 const ANSWER: Duration = Duration::from_secs(8);
 /// Longest wait while it ends: close has its own deadline, and a broker that is away gives everything back by itself.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// An acknowledgement has arrived after this time, if it arrives at all.
+const SETTLED_BY: Duration = Duration::from_secs(1);
 
 /// The second half of a token: the channel of the group's queue, or that of the suspects.
 pub(crate) const MAIN: u64 = 0;
@@ -85,6 +87,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         lane: session.open_lane(None, session.generation),
         session,
         channel,
+        prefetch,
         consumer,
         queue,
         tags: Tags::default(),
@@ -95,6 +98,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         jobs,
         done,
         tracked,
+        classic: kind == QueueType::Classic && !matches!(place, Place::Queue(_)),
         alone,
         copying: 0,
         cancelled: false,
@@ -112,6 +116,7 @@ pub(crate) struct Reader {
     pub(crate) session: Session,
     pub(crate) lane: Arc<Lane>,
     channel: Channel,
+    prefetch: u16,
     consumer: Consumer,
     pub(crate) queue: String,
     tags: Tags,
@@ -124,6 +129,8 @@ pub(crate) struct Reader {
     done: UnboundedReceiver<Copy>,
     /// Whether takes are counted.
     tracked: bool,
+    /// Whether the queue is ours and classic, and so counts nothing.
+    classic: bool,
     pub(crate) alone: Option<Alone>,
     /// Copies that are not confirmed.
     copying: usize,
@@ -138,7 +145,7 @@ impl Reader {
             if self.flush.is_none() {
                 self.tags.acks(&mut self.frames);
                 if !self.frames.is_empty() {
-                    self.start_flush(0);
+                    self.start_flush(0, false);
                 }
             }
             let (stop, draining) = (self.session.stop.clone(), self.session.draining.clone());
@@ -192,10 +199,30 @@ impl Reader {
         end
     }
 
-    fn start_flush(&mut self, upto: u64) {
+    /// Writes what is due. With `sync` also waits until the broker has read it, as an answer on the same channel shows: that
+    /// it holds it is more than AMQP ever says, but a client that dies a moment later has not lost it on the way.
+    fn start_flush(&mut self, upto: u64, sync: bool) {
         let frames = std::mem::take(&mut self.frames);
-        let channel = self.channel.clone();
-        self.flush = Some((upto, Box::pin(write_frames(channel, frames))));
+        let (channel, prefetch) = (self.channel.clone(), self.prefetch);
+        let sync = sync && !frames.is_empty();
+        self.flush = Some((
+            upto,
+            Box::pin(async move {
+                write_frames(&channel, frames).await?;
+                if sync { read_by_broker(&channel, prefetch).await } else { Ok(()) }
+            }),
+        ));
+    }
+
+    /// Writes what is settled now, and waits until the broker has read it.
+    pub(crate) async fn flush_now(&mut self) -> Result<()> {
+        self.tags.acks(&mut self.frames);
+        let frames = std::mem::take(&mut self.frames);
+        within(ANSWER, "acknowledge", async {
+            write_frames(&self.channel, frames).await?;
+            read_by_broker(&self.channel, self.prefetch).await
+        })
+        .await
     }
 
     /// A copy is confirmed: the original may go.
@@ -212,7 +239,13 @@ impl Reader {
         }
         match copy.notes.armed {
             Some(number) => crate::alone::recorded(self, number).await,
-            None => Ok(()),
+            None => {
+                if let (Token(_, crate::alone::ALONE), Some(alone)) = (copy.token, &mut self.alone) {
+                    // It was given back, and may be tried again at once.
+                    alone.look_now();
+                }
+                Ok(())
+            }
         }
     }
 
@@ -244,6 +277,16 @@ impl Reader {
                 continue;
             }
             // The engine asks for nothing else of this driver than to give back.
+            if self.classic
+                && let (Token(tag, MAIN), Some(alone), Some(message)) = (other.token, &mut self.alone, &other.message)
+                && let Some(notes) = alone.unmoved(other.token)
+            {
+                // Given back by the broker it would look like the victim of a crash: a copy does not.
+                let to = To::Queue(self.queue.clone());
+                let copy = Copy { token: Token(tag, MAIN), to, message: message.message.clone(), notes };
+                self.start_copy(copy);
+                continue;
+            }
             let Some(tag) = self.alone.as_mut().and_then(|alone| alone.place(other.token)) else {
                 match self.tags.requeue(other.token.0) {
                     Some(frame) => self.frames.push(frame),
@@ -257,10 +300,9 @@ impl Reader {
             }
         }
         plan.noted.clear();
-        let upto = plan.upto;
-        plan.urgent = false;
+        let (upto, urgent) = (plan.upto, std::mem::take(&mut plan.urgent));
         self.tags.acks(&mut self.frames);
-        self.start_flush(upto);
+        self.start_flush(upto, urgent);
         Ok(())
     }
 
@@ -286,16 +328,18 @@ impl Reader {
             return;
         }
         if redelivered && returned.is_none() && self.tracked && rest.is_zero() {
-            // A classic queue only says that it was taken before: the count is written on a copy first.
+            // A classic queue only says that it was taken before: the count is written on a copy first. It comes by the
+            // shortest delay queue, so that the original's acknowledgement has arrived before anybody can die of the copy:
+            // else both would live on.
             notes.takes += 1;
-            let to = To::Queue(self.queue.clone());
+            let to = To::Delay(SETTLED_BY);
             self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
             return;
         }
         let mut incoming = Incoming::new(Token(tag, MAIN), Position::default(), message);
         incoming.attempt = notes.attempt.max(1);
         incoming.takes = notes.takes.saturating_add(returned.unwrap_or(0)).saturating_add(1);
-        if incoming.takes > 1
+        if (incoming.takes > 1 || notes != Notes::default())
             && let Some(alone) = &mut self.alone
         {
             alone.note(incoming.token, notes);
@@ -319,7 +363,17 @@ impl Reader {
             }
         }
         for delivery in std::mem::take(&mut self.stash) {
-            self.frames.extend(self.tags.requeue(delivery.delivery_tag));
+            let tag = delivery.delivery_tag;
+            if self.classic && self.alone.is_some() && !delivery.redelivered {
+                // As a release: given back by the broker it would look like the victim of a crash.
+                let (exchange, key) = (delivery.exchange, delivery.routing_key);
+                let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
+                let to = To::Queue(self.queue.clone());
+                let (message, notes) = (arrived.message, arrived.notes);
+                self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
+                continue;
+            }
+            self.frames.extend(self.tags.requeue(tag));
         }
     }
 
@@ -341,7 +395,7 @@ impl Reader {
                     match self.frames.is_empty() {
                         true if self.copying == 0 => break,
                         true => {}
-                        false => self.start_flush(0),
+                        false => self.start_flush(0, true),
                     }
                 }
             }
@@ -387,11 +441,15 @@ async fn poll_flush(flush: &mut Option<(u64, BoxFuture<'static, lapin::Result<()
     .await
 }
 
+/// Any request that is answered does; this one changes nothing.
+async fn read_by_broker(channel: &Channel, prefetch: u16) -> lapin::Result<()> {
+    channel.basic_qos(prefetch, BasicQosOptions { global: false }).await
+}
+
 /// Writes all, at once: awaiting each would cost a turn of the client's thread per frame.
-async fn write_frames(channel: Channel, frames: Vec<Frame>) -> lapin::Result<()> {
+async fn write_frames(channel: &Channel, frames: Vec<Frame>) -> lapin::Result<()> {
     let mut writing = FuturesUnordered::new();
     for frame in frames {
-        let channel = &channel;
         writing.push(async move {
             match frame {
                 Frame::Ack { tag, multiple } => channel.basic_ack(tag, BasicAckOptions { multiple }).await,

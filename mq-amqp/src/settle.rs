@@ -17,10 +17,7 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Frame {
     /// Acknowledge up to this tag, or only it.
-    Ack {
-        tag: u64,
-        multiple: bool,
-    },
+    Ack { tag: u64, multiple: bool },
     /// Give back.
     Requeue(u64),
 }

@@ -5,9 +5,7 @@ use crate::connect::{Connections, Role, answer, within};
 use crate::fault::{fault, is_missing, is_refused};
 use crate::options::GroupOptions;
 use crate::url::QueueType;
-use lapin::options::{
-    ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
-};
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::{Channel, ExchangeKind};
 use mq_api::{Error, ErrorKind, Group, Provisioning, Result, Topic};
@@ -71,9 +69,8 @@ impl Place {
 
 /// A name as AMQP writes it.
 pub(crate) fn short(name: &str) -> Result<ShortString> {
-    ShortString::try_new(name).map_err(|_| {
-        Error::new(ErrorKind::InvalidName, format!("the name '{name}' is longer than AMQP's 255 bytes"))
-    })
+    ShortString::try_new(name)
+        .map_err(|_| Error::new(ErrorKind::InvalidName, format!("the name '{name}' is longer than AMQP's 255 bytes")))
 }
 
 /// RabbitMQ 4 gives quorum queues a limit of 20 redeliveries, after which they drop or dead-letter behind our back, and
@@ -219,7 +216,7 @@ impl<'a> Declarer<'a> {
         let found = match answer(&what, look).await? {
             Ok(()) => Found::Already,
             Err(e) if is_missing(&e) && self.how == Provisioning::Create && ours => Found::Made,
-            Err(e) => return Err(fault(what, e)),
+            Err(e) => return Err(self.missing(what, e)),
         };
         if !ours {
             return Ok(found);
@@ -243,8 +240,18 @@ impl<'a> Declarer<'a> {
         let what = format!("queue '{name}'");
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let look = self.channel().await?.queue_declare(short(name)?, passive, FieldTable::default());
-        answer(&what, look).await?.map_err(|e| fault(what, e))?;
+        answer(&what, look).await?.map_err(|e| self.missing(what, e))?;
         Ok(Found::Already)
+    }
+
+    /// What must be there and is not.
+    fn missing(&self, what: String, error: lapin::Error) -> Error {
+        let missing = is_missing(&error);
+        let error = fault(what, error);
+        match missing {
+            true => Error::new(ErrorKind::Topology, error.context().to_owned()).with_source(error),
+            false => error,
+        }
     }
 
     async fn queue(&mut self, name: &str, arguments: FieldTable) -> Result<Found> {
@@ -257,7 +264,7 @@ impl<'a> Declarer<'a> {
         let found = match answer(&what, look).await? {
             Ok(_) => Found::Already,
             Err(e) if is_missing(&e) && self.how == Provisioning::Create => Found::Made,
-            Err(e) => return Err(fault(what, e)),
+            Err(e) => return Err(self.missing(what, e)),
         };
         // Declaring what exists compares: other arguments are refused, and the broker says which.
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
@@ -313,12 +320,18 @@ mod tests {
     fn names_do_not_collide() {
         let group = Group::new("billing");
         let place = Place::of(&Topic::new("orders"));
-        assert_eq!((place.queue(&group), place.dead_letters(&group)), ("orders..billing".into(), "orders..billing..dlq".into()));
+        assert_eq!(
+            (place.queue(&group), place.dead_letters(&group)),
+            ("orders..billing".into(), "orders..billing..dlq".into())
+        );
         let letters = Place::of(&Topic::dead_letters("orders", "billing"));
         assert_eq!(letters.queue(&"ops".into()), "orders..billing..dlq");
         assert_eq!(Place::of(&Topic::native("jobs")), Place::Queue("jobs".into()));
         assert_eq!(Place::of(&Topic::native("queue://jobs")), Place::Queue("jobs".into()));
         let exchange = Place::of(&Topic::native("exchange://logs"));
-        assert_eq!((exchange.clone(), exchange.queue(&group)), (Place::Exchange("logs".into()), "logs..billing".into()));
+        assert_eq!(
+            (exchange.clone(), exchange.queue(&group)),
+            (Place::Exchange("logs".into()), "logs..billing".into())
+        );
     }
 }

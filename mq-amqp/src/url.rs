@@ -191,7 +191,8 @@ fn decode(text: &str) -> Result<String, String> {
             continue;
         }
         let digits = tail.get(..2).and_then(|d| std::str::from_utf8(d).ok());
-        let byte = digits.and_then(|d| u8::from_str_radix(d, 16).ok()).ok_or("a '%' is not followed by two hex digits")?;
+        let byte =
+            digits.and_then(|d| u8::from_str_radix(d, 16).ok()).ok_or("a '%' is not followed by two hex digits")?;
         bytes.push(byte);
         rest = &tail[2..];
     }

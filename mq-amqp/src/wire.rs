@@ -95,7 +95,7 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
     if let Some(at) = message.timestamp {
         let millis = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         properties = properties.with_timestamp(millis / 1000);
-        if millis % 1000 != 0 {
+        if !millis.is_multiple_of(1000) {
             put(MILLIS, AMQPValue::LongLongInt(millis as i64));
         }
     }
@@ -121,7 +121,8 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
             last = Some(name);
             if name.starts_with("amqp.") {
                 let text = || {
-                    let text = std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
+                    let text =
+                        std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
                     short(&format!("header '{name}'"), text)
                 };
                 match name {

@@ -2,11 +2,10 @@
 //! `--filter WORD`, `--parallel N`, `--verbose`, `--json`. Without the name of a backend it does nothing, so that
 //! `cargo test` stays quick.
 
-use bytes::Bytes;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::{BasicProperties, Connection as Raw, ConnectionProperties};
-use mq_api::{Feature, Result, Source, Topic, async_trait};
+use mq_api::{Feature, HealthState, HealthWatch, Result, Source, Topic, async_trait};
 use mq_conformance::{Clock, Connection, Environment, Factory, Fired, Hook, Lacking, Leftovers, Options, Pace};
 use mq_core::Hooks;
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
@@ -69,7 +68,7 @@ struct World {
     port: u16,
     hooks: Arc<Counts>,
     /// Each connection comes through a proxy of its own, so that faults hit it alone.
-    proxies: Mutex<HashMap<u64, Arc<Mutex<Proxy>>>>,
+    proxies: Mutex<HashMap<u64, (Arc<Mutex<Proxy>>, HealthWatch)>>,
     accepting: Mutex<bool>,
     waiting: Mutex<Vec<Arc<Mutex<Proxy>>>>,
     numbers: AtomicU64,
@@ -78,7 +77,7 @@ struct World {
 impl World {
     fn with(&self, of: &Connection, act: impl FnOnce(&mut Proxy)) -> Hook {
         let proxy = self.proxies.lock().unwrap().get(&of.number).cloned();
-        let proxy = proxy.ok_or(Lacking("a connection of that number"))?;
+        let (proxy, _) = proxy.ok_or(Lacking("a connection of that number"))?;
         act(&mut proxy.lock().unwrap());
         Ok(())
     }
@@ -94,11 +93,27 @@ impl World {
         })
     }
 
-    async fn raw(&self) -> lapin::Result<(Raw, lapin::Channel)> {
+    /// Acts as another program: in a runtime of its own, so that nothing of it is taken for a leftover of the library.
+    fn raw<T: Send + 'static>(
+        &self,
+        act: impl AsyncFnOnce(lapin::Channel) -> lapin::Result<T> + Send + 'static,
+    ) -> Hook<T> {
         let url = format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port);
-        let raw = Raw::connect(&url, ConnectionProperties::default()).await?;
-        let channel = raw.create_channel().await?;
-        Ok((raw, channel))
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async move {
+                let raw = Raw::connect(&url, ConnectionProperties::default()).await?;
+                let done = act(raw.create_channel().await?).await?;
+                // The channel is closing already, which the connection may call an error.
+                let _ = raw.close(200, "OK".into()).await;
+                Ok::<_, lapin::Error>(done)
+            })
+        });
+        let done = thread.join().map_err(|_| Lacking("a connection by hand"))?;
+        done.map_err(|error| {
+            eprintln!("by hand: {error}");
+            Lacking("acting by hand")
+        })
     }
 }
 
@@ -116,6 +131,10 @@ impl Environment for World {
     }
 
     async fn connect_with(&self, parameters: &[(&str, &str)]) -> Result<Connection> {
+        // The proxies of closed connections have threads, which the suite would count.
+        self.proxies.lock().unwrap().retain(|_, (proxy, health)| {
+            health.current().state != HealthState::Closed || proxy.lock().unwrap().live() > 0
+        });
         let proxy = Proxy::leading_nowhere(1).expect("a proxy");
         let port = proxy.port();
         let accepting = *self.accepting.lock().unwrap();
@@ -136,7 +155,7 @@ impl Environment for World {
         }
         let broker = mq_amqp::connect_with_hooks(&url, self.hooks.clone()).await?;
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        self.proxies.lock().unwrap().insert(number, proxy);
+        self.proxies.lock().unwrap().insert(number, (proxy, broker.health()));
         Ok(Connection { broker, number })
     }
 
@@ -180,40 +199,42 @@ impl Environment for World {
     }
 
     async fn refuse_dead_letters(&self, topic: &Topic, group: &str, refuse: bool) -> Hook {
-        let lacking = |_| Lacking("changing the queue of dead letters");
         let queue = Topic::dead_letters(topic.clone(), group).as_str().to_owned();
-        let (raw, channel) = self.raw().await.map_err(lacking)?;
-        channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.map_err(lacking)?;
-        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        let mut arguments = FieldTable::default();
-        if refuse {
-            // A queue without room, which refuses what is published.
-            arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
-            arguments.insert("x-overflow".into(), AMQPValue::LongString(LongString::from("reject-publish")));
-            channel.queue_declare(queue.as_str().into(), durable, arguments).await.map_err(lacking)?;
-        }
-        let _ = raw.close(200, "OK".into()).await;
-        Ok(())
+        self.raw(async move |channel| {
+            channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await?;
+            let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+            let mut arguments = FieldTable::default();
+            if refuse {
+                // A queue without room, which refuses what is published.
+                arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+                arguments.insert("x-overflow".into(), AMQPValue::LongString(LongString::from("reject-publish")));
+                channel.queue_declare(queue.as_str().into(), durable, arguments).await?;
+            }
+            Ok(())
+        })
     }
 
     async fn put_foreign(&self, topic: &Topic, payload: &[u8]) -> Hook {
-        let lacking = |_| Lacking("publishing by hand");
-        let (raw, channel) = self.raw().await.map_err(lacking)?;
-        let confirms = lapin::options::ConfirmSelectOptions::default();
-        channel.confirm_select(confirms).await.map_err(lacking)?;
         let (exchange, key) = exchange_of(topic);
-        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
-        let payload = Bytes::copy_from_slice(payload);
-        let sent = channel.basic_publish(exchange.into(), key.into(), options, &payload, properties);
-        sent.await.map_err(lacking)?.await.map_err(lacking)?;
-        let _ = raw.close(200, "OK".into()).await;
-        Ok(())
+        let payload = payload.to_vec();
+        self.raw(async move |channel| {
+            channel.confirm_select(lapin::options::ConfirmSelectOptions::default()).await?;
+            let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+            channel.basic_publish(exchange.into(), key.into(), options, &payload, properties).await?.await?;
+            Ok(())
+        })
     }
 
     async fn leftovers(&self) -> Leftovers {
         let mut left = Leftovers::default();
-        for (number, proxy) in self.proxies.lock().unwrap().iter() {
-            let live = proxy.lock().unwrap().live();
+        for (number, (proxy, health)) in self.proxies.lock().unwrap().iter() {
+            if health.current().state != HealthState::Closed {
+                continue;
+            }
+            let proxy = proxy.lock().unwrap();
+            // The proxy sees the end of a socket a moment after both sides do.
+            mq_testbed::eventually(std::time::Duration::from_secs(2), || proxy.live() == 0);
+            let live = proxy.live();
             if live > 0 {
                 left.connections += live as u64;
                 left.details.push(format!("{live} sockets of connection {number}"));

@@ -140,7 +140,11 @@ async fn returns_reach_the_right_send() {
             match send.await {
                 Ok(_) => wrong += usize::from(expected),
                 Err(e) => {
-                    assert_eq!((e.kind(), e.outcome()), (mq_api::ErrorKind::Unroutable, Some(Outcome::Rejected)), "{e}");
+                    assert_eq!(
+                        (e.kind(), e.outcome()),
+                        (mq_api::ErrorKind::Unroutable, Some(Outcome::Rejected)),
+                        "{e}"
+                    );
                     unroutable += 1;
                     wrong += usize::from(!expected);
                 }

@@ -20,6 +20,8 @@ mod refusal;
 mod report;
 mod runner;
 mod sender;
+#[cfg(feature = "memory")]
+pub mod sim;
 mod test;
 mod tests;
 

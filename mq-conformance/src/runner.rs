@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,16 +19,20 @@ pub struct Options {
     pub partitions: Option<u32>,
     /// Tests at a time.
     pub parallel: usize,
+    /// The whole test on the wall, if shorter than what its clock allows.
+    pub wall: Option<Duration>,
     /// Prints each result as it comes.
     pub verbose: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { filter: None, partitions: None, parallel: 2, verbose: false }
+        Self { filter: None, partitions: None, parallel: 2, wall: None, verbose: false }
     }
 }
 
+/// How a failure begins that is nothing but a test that never came back.
+pub(crate) const HANGS: &str = "it hangs";
 /// Lines of history that a report keeps of a failed test.
 const SHOWN: usize = 120;
 /// The larger number of partitions that tests run on.
@@ -65,7 +70,7 @@ pub fn run(factory: &Arc<dyn Factory>, cases: &[Case], options: &Options) -> Rep
     let work = |queue: &Mutex<VecDeque<Job>>| {
         loop {
             let Some(job) = queue.lock().pop_front() else { return };
-            let entry = run_one(factory, &job);
+            let entry = run_one(factory, &job, options.wall);
             if options.verbose {
                 let word = match &entry.outcome {
                     Outcome::Passed => "passed".to_owned(),
@@ -101,18 +106,18 @@ fn has_partitions(factory: &Arc<dyn Factory>) -> bool {
             work
         }
     };
-    let (outcome, _) = in_own_runtime(factory, "probe", 1, None, probe);
+    let (outcome, _) = in_own_runtime(factory, "probe", 1, (None, None), probe);
     drop(outcome);
-    let found = *found.lock();
-    found
+    *found.lock()
 }
 
-fn run_one(factory: &Arc<dyn Factory>, job: &Job) -> Entry {
+fn run_one(factory: &Arc<dyn Factory>, job: &Job, wall: Option<Duration>) -> Entry {
     let began = Instant::now();
     let case = job.case;
-    let (outcome, counts) = in_own_runtime(factory, &job.name, job.partitions, case.clock, move |t| {
+    let (outcome, counts) = in_own_runtime(factory, &job.name, job.partitions, (case.clock, wall), move |t| {
         Box::pin(async move {
             let found = t.capabilities().await?;
+            t.shared().grouped.store(found.has(Feature::Groups), Ordering::Relaxed);
             let missing: Vec<Feature> = case.needs.iter().copied().filter(|f| !found.has(*f)).collect();
             if missing.is_empty() {
                 return (case.run)(t).await;
@@ -140,7 +145,7 @@ fn in_own_runtime<F>(
     factory: &Arc<dyn Factory>,
     name: &str,
     partitions: u32,
-    clock: Option<Clock>,
+    (clock, limit): (Option<Clock>, Option<Duration>),
     body: F,
 ) -> (Outcome, Counts)
 where
@@ -186,12 +191,13 @@ where
         Clock::Virtual => crate::Pace::paused().wall,
         Clock::Real => crate::Pace::real().wall,
     };
+    let wall = limit.map_or(wall, |limit| limit.min(wall));
     let thread = std::thread::Builder::new().name(format!("test {name}")).spawn(job);
     let result = match thread {
         Err(e) => Err(TestFailure::new(format!("no thread for the test: {e}"))),
         Ok(_) => match receive.recv_timeout(wall) {
             Ok(result) => result,
-            Err(RecvTimeoutError::Timeout) => Err(TestFailure::new(format!("it hangs: not over after {wall:?}"))),
+            Err(RecvTimeoutError::Timeout) => Err(TestFailure::new(format!("{HANGS}: not over after {wall:?}"))),
             Err(RecvTimeoutError::Disconnected) => Err(TestFailure::new("its thread died")),
         },
     };

@@ -7,6 +7,7 @@ use mq_api::{
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) partitions: u32,
     pub(crate) connections: Mutex<Vec<(Connection, bool)>>,
     pub(crate) counts: Mutex<BTreeMap<String, u64>>,
+    /// Whether the broker has groups: without them what tests receive by is a broadcast subscription.
+    pub(crate) grouped: AtomicBool,
     pub(crate) tasks: Mutex<Vec<tokio::task::AbortHandle>>,
 }
 
@@ -48,6 +51,7 @@ impl Test {
             partitions,
             connections: Mutex::default(),
             counts: Mutex::default(),
+            grouped: AtomicBool::new(true),
             tasks: Mutex::default(),
         }))
     }
@@ -137,19 +141,28 @@ impl Test {
         Ok(self.capabilities().await?.has(feature))
     }
 
-    /// A subscription of [`GROUP`] to the test's topic, with the times of this environment.
+    /// Whether the broker has groups.
+    pub fn grouped(&self) -> bool {
+        self.0.grouped.load(Ordering::Relaxed)
+    }
+
+    /// A subscription of [`GROUP`] to the test's topic, with the times of this environment. On a broker without groups, for
+    /// tests that need none, a broadcast subscription with room for all they send.
     pub fn sub(&self) -> Subscription {
-        self.sub_to(self.topic(), GROUP)
+        match self.grouped() {
+            true => self.sub_to(self.topic(), GROUP),
+            false => self.paced(Subscription::broadcast(self.topic())).max_in_flight(100_000),
+        }
     }
 
     /// A subscription with the times of this environment.
     pub fn sub_to(&self, topic: Topic, group: &str) -> Subscription {
         let sub = self.paced(Subscription::group(topic, group));
         // The partition count of dead letters is the backend's business.
-        if self.0.partitions > 1 && sub.topic.dead_letters_of().is_none() {
-            return sub.partitions(self.0.partitions);
+        match sub.topic.dead_letters_of() {
+            Some(_) => sub,
+            None => sub.partitions(self.0.partitions),
         }
-        sub
     }
 
     /// A subscription of any kind, with the times of this environment.
@@ -159,15 +172,21 @@ impl Test {
             .retry(RetryPolicy::attempts(3).delays([pace.retry]).jitter(0.0).transient(pace.retry, pace.retry * 4))
     }
 
-    /// What to make a producer of the test's topic with: [`GROUP`] exists before the first send.
+    /// What to make a producer of the test's topic with: [`GROUP`] exists before the first send, where there are groups.
     pub fn spec(&self) -> ProducerSpec {
-        self.spec_to(self.topic()).group(GROUP)
+        match self.grouped() {
+            true => self.spec_to(self.topic()).group(GROUP),
+            false => self.spec_to(self.topic()),
+        }
     }
 
     /// What to make a producer with.
     pub fn spec_to(&self, topic: Topic) -> ProducerSpec {
         let spec = ProducerSpec::new(topic);
-        if self.0.partitions > 1 { spec.partitions(self.0.partitions) } else { spec }
+        match spec.topic.dead_letters_of() {
+            Some(_) => spec,
+            None => spec.partitions(self.0.partitions),
+        }
     }
 
     /// A producer of the test's topic.
@@ -203,7 +222,7 @@ impl Test {
     pub async fn member_with(&self, on: &Connection, name: &str, sub: Subscription) -> Check<Member> {
         let sub = if sub.member.is_none() && sub.group_name().is_some() { sub.member(name) } else { sub };
         let what = format!("{name} subscribes to {} on {on:?}", sub.topic);
-        let group = sub.group_name().map_or("", Group::as_str).to_owned();
+        let group = sub.group_name().map_or(if self.grouped() { "" } else { GROUP }, Group::as_str).to_owned();
         let consumer = on.broker.subscribe(sub).await.doing(&what)?;
         self.note(what);
         Ok(Member::new(self.clone(), name, group, consumer))

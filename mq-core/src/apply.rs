@@ -1,10 +1,11 @@
 //! Carrying out a settlement on a lane: by the driver, by parking, or by publishing a copy.
 
 use crate::keeper::{Move, Target};
-use crate::lane::{Lane, Ring, SlotState};
+use crate::lane::{Lane, Ring};
 use crate::mechanics::{MoveBy, ReleaseBy, RetryBy};
 use crate::policy::{LetterFacts, Settlement};
 use crate::settles::Carry;
+use crate::slots::SlotState;
 use mq_api::{Envelope, Failure, Reason, SettleStart, Settled};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ impl Lane {
     /// Carries out `settlement` on a slot that is charged to the flow and no longer in hand.
     pub(crate) fn apply(&self, ring: &mut Ring, slot: u64, settlement: Settlement) -> SettleStart {
         let Some(s) = ring.slots.get_mut(slot) else { return SettleStart::Done(Settled::Stale) };
-        let (token, position, bytes) = (s.token, s.position, s.bytes as usize);
+        let (token, bytes) = (s.token, s.bytes as usize);
         match settlement {
             Settlement::Ack => {
                 let op = self.settles.ack(self.id(), [token]);
@@ -27,6 +28,11 @@ impl Lane {
             }
             Settlement::Retry { after, attempt, cause } => self.retry(ring, slot, after, attempt, cause),
             Settlement::DeadLetter { reason, error, attempts } => {
+                if self.shared.parks_keys
+                    && let Some(key) = s.keep.as_ref().and_then(|k| k.message.key.clone())
+                {
+                    self.shared.parked_keys.lock().insert(key);
+                }
                 self.shared.hooks.dead_lettered(self.source(), &reason);
                 match self.shared.mechanics.dead_letter {
                     MoveBy::Driver => {
@@ -40,20 +46,47 @@ impl Lane {
                 }
             }
             Settlement::Release => match self.shared.mechanics.release {
-                ReleaseBy::Driver => self.by_driver(ring, slot, Carry::Settle(Settlement::Release)),
-                ReleaseBy::Engine if self.shared.is_stopping() => {
-                    s.state = SlotState::Left;
-                    self.shared.flow.give(1, bytes);
-                    SettleStart::Done(Settled::Confirmed(self.shared.settle_level()))
+                _ if ring.draining || self.shared.is_stopping() => match self.shared.mechanics.release {
+                    ReleaseBy::Driver => self.by_driver(ring, slot, Carry::Settle(Settlement::Release)),
+                    ReleaseBy::Engine => {
+                        self.let_go(ring, slot, SlotState::Left);
+                        SettleStart::Done(Settled::Confirmed(self.shared.settle_level()))
+                    }
+                },
+                // Under `PerKey` it keeps its place: what comes again from the broker comes after its successors.
+                ReleaseBy::Driver if !self.shared.policy.per_key => {
+                    self.by_driver(ring, slot, Carry::Settle(Settlement::Release))
                 }
-                ReleaseBy::Engine => {
+                _ => {
                     s.state = SlotState::Buffered;
-                    let _ = (token, position);
-                    self.reinbox(slot);
+                    // The trial that is recorded was none.
+                    s.trials = s.trials.saturating_sub(u32::from(s.suspect));
+                    let suspect = s.suspect;
+                    self.reinbox(slot, suspect);
                     SettleStart::Done(Settled::Confirmed(self.shared.settle_level()))
                 }
             },
         }
+    }
+
+    /// Dead-letters a charged slot that is not to be handed out at all.
+    pub(crate) fn doom(&self, ring: &mut Ring, slot: u64) {
+        let attempts = ring.slots.get(slot).map_or(0, |s| s.attempt.saturating_sub(1));
+        let how = match self.is_parked_key(ring, slot) {
+            true => self.shared.policy.key_parked(attempts),
+            false => self.shared.policy.crashed(attempts),
+        };
+        self.apply(ring, slot, how);
+    }
+
+    /// Whether an earlier message of its key was dead-lettered, and the key goes with it.
+    pub(crate) fn is_parked_key(&self, ring: &Ring, slot: u64) -> bool {
+        self.shared.parks_keys
+            && ring
+                .slots
+                .get(slot)
+                .and_then(|s| s.keep.as_ref()?.message.key.as_ref())
+                .is_some_and(|key| self.shared.parked_keys.lock().contains(key))
     }
 
     fn retry(
@@ -67,15 +100,16 @@ impl Lane {
         self.shared.hooks.retried(self.source(), attempt, after);
         // Under `PerKey` a retry never leaves its place: publishing a copy would put it behind its successors.
         let park = match self.shared.mechanics.retry {
-            RetryBy::Driver => false,
             _ if self.shared.policy.per_key => true,
-            RetryBy::Publish => false,
+            RetryBy::Driver | RetryBy::Publish => false,
             RetryBy::ParkThenPublish { park } => after <= park,
         };
         if park {
             let Some(s) = ring.slots.get_mut(slot) else { return SettleStart::Done(Settled::Stale) };
             s.attempt = attempt;
             s.state = SlotState::Parked;
+            // Whoever settles it did not die with it.
+            (s.suspect, s.trials) = (false, 0);
             let bytes = s.bytes as usize;
             s.uncharged = self.shared.park();
             if s.uncharged {
@@ -93,9 +127,13 @@ impl Lane {
 
     fn by_driver(&self, ring: &mut Ring, slot: u64, how: Carry) -> SettleStart {
         let Some(s) = ring.slots.get_mut(slot) else { return SettleStart::Done(Settled::Stale) };
-        let bytes = s.bytes as usize;
+        let (bytes, position) = (s.bytes as usize, s.position);
+        let comes_again = !matches!(how, Carry::Settle(Settlement::DeadLetter { .. }));
         let op = self.settles.carry(self.id(), s.token, s.position, s.keep.clone(), how);
         self.finish(ring, slot);
+        if comes_again {
+            self.unsettled.add([position]);
+        }
         self.shared.flow.give(1, bytes);
         SettleStart::Queued(op)
     }
@@ -133,7 +171,9 @@ impl Lane {
         let (token, bytes) = (s.token, s.bytes as usize);
         let op = self.settles.ack(self.id(), [token]);
         self.finish(&mut ring, slot);
-        drop(ring);
+        self.advance(&mut ring);
+        ring.slots.retire();
+        self.unlock(ring);
         self.shared.flow.give(1, bytes);
         self.shared.settled_one();
         Some(op)

@@ -54,6 +54,7 @@ impl<D: Driver> Supervised for Rx<D> {
     }
 
     fn running(&self) {
+        self.shared.attached();
         self.shared.set_settle_level(self.driver.capabilities().settle_level);
         self.shared.session_state(HealthState::Running, "");
     }
@@ -77,12 +78,29 @@ impl<D: Driver> Supervised for Rx<D> {
 impl<D> Rx<D> {
     /// Closes every lane of the session: later settlements are stale, unconfirmed ones unknown.
     fn fence(&self) {
-        self.lanes.close_all();
-        self.shared.inbox.clear();
-        if let Some((settles, stop)) = self.current.lock().take() {
+        let current = self.current.lock().take();
+        if let Some((_, stop)) = &current {
             stop.cancel();
-            settles.end();
         }
+        let (fenced, tally) = self.lanes.fence(current.as_ref().map(|(settles, _)| &**settles));
+        self.shared.inbox.clear();
+        self.shared.fenced(fenced, tally);
+    }
+}
+
+/// The session that runs now, whatever its driver.
+trait CurrentSession: Send + Sync {
+    fn settles(&self) -> Option<Arc<SettleQueue>>;
+    fn fence(&self);
+}
+
+impl<D: Driver> CurrentSession for Rx<D> {
+    fn settles(&self) -> Option<Arc<SettleQueue>> {
+        self.current.lock().as_ref().map(|(settles, _)| settles.clone())
+    }
+
+    fn fence(&self) {
+        Self::fence(self);
     }
 }
 
@@ -93,7 +111,7 @@ struct Core {
     stop: Stop,
     draining: Stop,
     relay: Option<Arc<Sender>>,
-    settles: Box<dyn Fn() -> Option<Arc<SettleQueue>> + Send + Sync>,
+    session: Arc<dyn CurrentSession>,
     tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
     keeper_stop: Stop,
     closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
@@ -136,6 +154,8 @@ impl EngineConsumer {
             true => {
                 let mut spec = ProducerSpec::new(&sub.topic).provisioning(sub.provisioning);
                 spec.native = sub.native.clone();
+                // The keeper tries again, and says so; two that do would hide each other.
+                spec.retry_for = Duration::ZERO;
                 let purpose = Purpose::Relay(sub.clone());
                 Some(Sender::start(driver.clone(), Arc::new(spec), purpose, env.clone(), hooks.clone(), policy).await?)
             }
@@ -166,7 +186,7 @@ impl EngineConsumer {
             stop,
             draining,
             relay,
-            settles: Box::new(move || current.current.lock().as_ref().map(|(settles, _)| settles.clone())),
+            session: current,
             tasks: Mutex::new(Some((supervisor, keeper))),
             keeper_stop,
             closing: Mutex::default(),
@@ -241,33 +261,41 @@ impl Control for Core {
     }
 
     fn close(&self, deadline: Duration) -> BoxFuture<'static, CloseReport> {
-        let mut closing = self.closing.lock();
-        let mut done = match &*closing {
-            Some(done) => done.clone(),
-            None => {
-                let (told, done) = watch::channel(None);
-                *closing = Some(done.clone());
-                let tasks = self.tasks.lock().take();
-                let drain = Drain {
-                    shared: self.shared.clone(),
-                    lanes: self.lanes.clone(),
-                    stop: self.stop.clone(),
-                    keeper_stop: self.keeper_stop.clone(),
-                    relay: self.relay.clone(),
-                    settles: (self.settles)(),
-                };
-                self.shared.flow.shut(Gate::Stopping);
-                self.draining.cancel();
-                self.shared.inbox.nudge();
-                self.lanes.each(|lane| lane.begin_drain());
-                self.shared.env.spawn(async move {
-                    let report = drain.run(deadline, tasks).await;
-                    told.send_replace(Some(report));
-                });
-                done
+        let (told, mut done) = watch::channel(None);
+        let begun = {
+            let mut closing = self.closing.lock();
+            match &*closing {
+                Some(before) => {
+                    done = before.clone();
+                    false
+                }
+                None => {
+                    *closing = Some(done.clone());
+                    true
+                }
             }
         };
-        drop(closing);
+        if begun {
+            let tasks = self.tasks.lock().take();
+            self.shared.flow.shut(Gate::Stopping);
+            self.draining.cancel();
+            self.shared.inbox.nudge();
+            // What is no longer owned cannot be settled: nobody waits for it.
+            self.lanes.drop_strays(None);
+            self.lanes.each(|lane| lane.begin_drain());
+            let drain = Drain {
+                shared: self.shared.clone(),
+                lanes: self.lanes.clone(),
+                stop: self.stop.clone(),
+                keeper_stop: self.keeper_stop.clone(),
+                relay: self.relay.clone(),
+                session: self.session.clone(),
+            };
+            self.shared.env.spawn(async move {
+                let report = drain.run(deadline, tasks).await;
+                told.send_replace(Some(report));
+            });
+        }
         Box::pin(async move {
             match done.wait_for(Option::is_some).await {
                 Ok(report) => report.unwrap_or_default(),
@@ -283,7 +311,7 @@ struct Drain {
     stop: Stop,
     keeper_stop: Stop,
     relay: Option<Arc<Sender>>,
-    settles: Option<Arc<SettleQueue>>,
+    session: Arc<dyn CurrentSession>,
 }
 
 impl Drain {
@@ -293,15 +321,13 @@ impl Drain {
         let drained = std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx));
         let _ = tokio::time::timeout_at(until, drained).await;
         // The deadline passed with deliveries in hand: they go back.
-        self.lanes.each(|lane| report.given_back += lane.give_back_handed());
+        self.lanes.each(|lane| lane.give_back_handed());
+        // What a lost session left at the broker in this member's name: a new session gives it back, if there can be one in time.
+        let _ = tokio::time::timeout_at(until, self.shared.no_orphans()).await;
         // Also with the deadline passed, what was just given back gets a moment to reach the broker.
         let flush_until = until.max(self.shared.env.now() + Duration::from_millis(500));
-        if let Some(settles) = &self.settles
-            && tokio::time::timeout_at(flush_until, settles.flushed()).await.is_err()
-        {
-            report.unknown += settles.unconfirmed();
-            report.leaked += report.given_back;
-            report.given_back = 0;
+        if let Some(settles) = self.session.settles() {
+            let _ = tokio::time::timeout_at(flush_until, settles.flushed()).await;
         }
         self.stop.cancel();
         if let Some((mut supervisor, keeper)) = tasks {
@@ -311,10 +337,16 @@ impl Drain {
                 supervisor.abort();
                 let _ = supervisor.await;
             }
+            // The supervisor did, unless it was aborted: nobody waits for an answer that cannot come.
+            self.session.fence();
             self.keeper_stop.cancel();
             let _ = keeper.await;
         }
-        self.lanes.close_all();
+        self.shared.keeper.end();
+        let missing = self.shared.missing();
+        report.given_back = self.shared.given_back().saturating_sub(missing.returned);
+        report.leaked = missing.orphans + missing.returned;
+        report.unknown = missing.unknown;
         if let Some(relay) = &self.relay {
             report += relay.close(Duration::from_millis(500)).await;
         }

@@ -69,17 +69,21 @@ impl Inbox {
         }
     }
 
-    /// For broadcast: drops the oldest buffered beyond the bound, and says how many.
-    pub(crate) fn drop_beyond(&self, max: usize, events: &EventLog) {
+    /// For broadcast: drops the oldest buffered beyond the bounds, and says how many.
+    pub(crate) fn drop_beyond(&self, hands: &Flow, events: &EventLog) {
         let mut dropped = 0u64;
-        let mut runs = Vec::new();
-        {
-            let mut st = self.state.lock();
-            while st.buffered > max {
-                let excess = st.buffered - max;
-                let Some(run) = st.ready.front_mut() else { break };
+        loop {
+            let oldest = {
+                let mut st = self.state.lock();
+                let bytes = self.flow.in_flight_bytes().saturating_sub(hands.in_flight_bytes());
+                let excess = match st.buffered.saturating_sub(self.flow.max()) {
+                    // One by one: their sizes differ. The last one stays, however large.
+                    0 => usize::from(bytes > self.flow.max_bytes() && st.buffered > 1),
+                    excess => excess,
+                };
+                let Some(run) = st.ready.front_mut().filter(|_| excess > 0) else { break };
                 let n = (run.n as usize).min(excess) as u32;
-                runs.push((run.lane.clone(), run.first, n));
+                let oldest = (run.lane.clone(), run.first, n);
                 run.first += u64::from(n);
                 run.n -= n;
                 let empty = run.n == 0;
@@ -87,11 +91,11 @@ impl Inbox {
                     st.ready.pop_front();
                 }
                 st.buffered -= n as usize;
-                dropped += u64::from(n);
-            }
-        }
-        for (lane, first, n) in runs {
+                oldest
+            };
+            let (lane, first, n) = oldest;
             lane.forget_buffered(first, n);
+            dropped += u64::from(n);
         }
         if dropped > 0 {
             events.push(Event::Lagged(dropped));
@@ -149,7 +153,7 @@ impl Inbox {
         out: &mut Deliveries,
         now: Instant,
     ) -> Poll<Result<usize, Error>> {
-        let mut handed = 0;
+        let (mut handed, mut full) = (0, false);
         if !self.state.lock().deferred.is_empty() {
             self.admit_deferred(cx);
         }
@@ -161,8 +165,10 @@ impl Inbox {
                     _ => Ok(handed),
                 });
             }
-            let blocked = self.flow.is_shut(Gate::Paused) || self.flow.is_shut(Gate::Transient);
-            if blocked || handed == max {
+            if handed == max {
+                break;
+            }
+            if self.flow.is_shut(Gate::Paused) || self.flow.is_shut(Gate::Transient) {
                 Self::wait(&mut st, cx);
                 break;
             }
@@ -190,12 +196,15 @@ impl Inbox {
             let (got, looked) = lane.hand_out(first, n, out, now);
             handed += got;
             if looked < n {
-                // The byte bound of what is in hand: the rest goes back to the front and waits for a settlement.
+                // The bound of what is in hand: the rest goes back to the front and waits for a settlement.
                 let mut st = self.state.lock();
                 st.buffered += (n - looked) as usize;
                 st.ready.push_front(Run { lane, first: first + u64::from(looked), n: n - looked });
                 Self::wait(&mut st, cx);
-                break;
+                if std::mem::replace(&mut full, true) {
+                    break;
+                }
+                // Once more with the waker in place: a settlement in between found none.
             }
         }
         if handed > 0 { Poll::Ready(Ok(handed)) } else { Poll::Pending }
@@ -221,7 +230,7 @@ impl Inbox {
         // A lane is never called with the inbox locked: lanes lock first.
         drop(st);
         if out_already {
-            if lane.is_unsettled(slot) {
+            if lane.is_in_hand(slot) {
                 return Poll::Pending;
             }
             self.end_alone();

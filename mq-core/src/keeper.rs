@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Marks the number of an operation that the keeper answers.
 pub(crate) const MOVE: u64 = 1 << 63;
-/// Copies in flight at a time.
-const MOVES: usize = 256;
+/// A copy that is not confirmed by then is named in health, though it may still be.
+const SLOW: Duration = Duration::from_secs(2);
 /// Answers kept for settlements that nobody asked for yet.
 const ANSWERS: usize = 65_536;
 
@@ -63,7 +63,10 @@ struct State {
     slots: BTreeMap<u64, (Weak<Lane>, u64)>,
     moves: VecDeque<(u64, Move)>,
     answers: BTreeMap<u64, Answer>,
+    /// Answers that somebody may still ask for, oldest first.
+    answered: VecDeque<u64>,
     next: u64,
+    ended: bool,
 }
 
 /// See the module.
@@ -92,6 +95,10 @@ impl Keeper {
         let mut st = self.state.lock();
         st.next += 1;
         let id = st.next | MOVE;
+        if st.ended {
+            // Without an entry the answer is that it is unknown.
+            return id;
+        }
         st.moves.push_back((id, job));
         st.answers.insert(id, Answer::Waiting(Vec::new()));
         drop(st);
@@ -119,13 +126,34 @@ impl Keeper {
     fn answer(&self, id: u64, answer: Answer) {
         let mut st = self.state.lock();
         let before = st.answers.insert(id, answer);
-        while st.answers.len() > ANSWERS {
-            st.answers.pop_first();
+        st.answered.push_back(id);
+        if st.answered.len() > ANSWERS
+            && let Some(oldest) = st.answered.pop_front()
+        {
+            st.answers.remove(&oldest);
         }
         drop(st);
         if let Some(Answer::Waiting(wakers)) = before {
             wakers.into_iter().for_each(Waker::wake);
         }
+    }
+
+    /// Nothing is moved any more: what is not answered is unknown.
+    pub(crate) fn end(&self) {
+        let mut st = self.state.lock();
+        st.ended = true;
+        let moves = std::mem::take(&mut st.moves);
+        let mut wakers = Vec::new();
+        st.answers.retain(|_, answer| match answer {
+            Answer::Waiting(waiting) => {
+                wakers.append(waiting);
+                false
+            }
+            _ => true,
+        });
+        drop(st);
+        drop(moves);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Hands due ones back to the inbox; says when the next is due.
@@ -174,6 +202,7 @@ pub(crate) async fn keep(
             wake_at = next_look;
             if let Some(limit) = now.checked_sub(shared.sub.max_processing) {
                 lanes.each(|lane| lane.expire(limit));
+                lanes.drop_strays(Some(limit));
             }
             shared.refresh();
         }
@@ -183,8 +212,9 @@ pub(crate) async fn keep(
         if let Some(at) = shared.keeper.due(now) {
             wake_at = wake_at.min(at);
         }
-        while moves.len() < MOVES {
-            let Some((id, job)) = shared.keeper.state.lock().moves.pop_front() else { break };
+        // All at once: their number is bounded by what may be in flight, and those that fail must not hold up the others.
+        let jobs = std::mem::take(&mut shared.keeper.state.lock().moves);
+        for (id, job) in jobs {
             moves.push(carry_out(shared.clone(), relay.clone(), id, job));
         }
         tokio::select! { biased;
@@ -211,7 +241,16 @@ async fn carry_out(shared: Arc<Shared>, relay: Option<Arc<Outbox>>, id: u64, job
             return;
         };
         let result = match &relay {
-            Some(relay) => relay.send(job.message.message.clone(), job.target.clone(), None).await,
+            Some(relay) => {
+                let mut sending = relay.send(job.message.message.clone(), job.target.clone(), None);
+                match tokio::time::timeout(SLOW, &mut sending).await {
+                    Ok(result) => result,
+                    Err(_) => {
+                        shared.trouble(what, Some(format!("{what} are not confirmed, so originals wait")));
+                        sending.await
+                    }
+                }
+            }
             None => Err(mq_api::Error::new(mq_api::ErrorKind::Unsupported, "this backend has no relay")),
         };
         match result {

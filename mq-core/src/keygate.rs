@@ -78,6 +78,15 @@ impl KeyGate {
         }
     }
 
+    /// A message that waits in line is gone.
+    pub fn forget(&mut self, key: u64, slot: u64) {
+        let Some(line) = self.lines.get_mut(&key) else { return };
+        if let Some(at) = line.iter().position(|s| *s == slot) {
+            line.remove(at);
+            self.waiting -= 1;
+        }
+    }
+
     /// Messages that wait in line.
     pub fn waiting(&self) -> usize {
         self.waiting

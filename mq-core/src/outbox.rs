@@ -1,9 +1,10 @@
 //! Messages on their way to the broker: accepted, queued, flying, outcome. One window of messages and bytes, a first-in
 //! first-out waiting room before it, retries of unknown outcomes in order, time limits.
 
+use crate::hooks::Hooks;
 use crate::keeper::Target;
 use crate::keygate::key_hash;
-use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending};
+use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending, Topic};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -73,6 +74,8 @@ struct Table {
 
 /// See the module.
 pub struct Outbox {
+    hooks: Arc<dyn Hooks>,
+    topic: Topic,
     table: Mutex<Table>,
     max: usize,
     max_bytes: usize,
@@ -82,8 +85,10 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    pub(crate) fn new(spec: &ProducerSpec) -> Arc<Self> {
+    pub(crate) fn new(spec: &ProducerSpec, hooks: Arc<dyn Hooks>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
+            hooks,
+            topic: spec.topic.clone(),
             table: Mutex::default(),
             max: spec.max_in_flight,
             max_bytes: spec.max_in_flight_bytes,
@@ -226,6 +231,7 @@ impl Outbox {
     /// For the driver, from any thread: outcomes. One lock for all. Errors without outcome count as unknown.
     pub fn complete(&self, results: impl IntoIterator<Item = (u64, SendResult)>) {
         let mut wakers = Vec::new();
+        let mut sent = 0;
         let mut guard = self.table.lock();
         let table = &mut *guard;
         for (ticket, result) in results {
@@ -236,7 +242,11 @@ impl Outbox {
             }
             match result {
                 Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index),
-                other => self.finish(table, index, other, &mut wakers),
+                other => {
+                    // Copies of retries and dead letters are no sends of the program's.
+                    sent += usize::from(other.is_ok() && matches!(slot.target, Some(Target::Topic)));
+                    self.finish(table, index, other, &mut wakers);
+                }
             }
         }
         self.admit(table);
@@ -246,6 +256,10 @@ impl Outbox {
             wakers.append(&mut table.flush);
         }
         drop(guard);
+        if sent > 0 {
+            // Before the senders learn of it, so that whoever awaited a send finds it counted.
+            self.hooks.sent(&self.topic, sent);
+        }
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -293,7 +307,9 @@ impl Outbox {
         table.used -= 1;
         table.bytes -= slot.size as usize;
         slot.message.clear();
-        slot.target = None;
+        if let (Err(error), Some(Target::Topic)) = (&result, slot.target.take()) {
+            self.hooks.send_failed(&self.topic, error);
+        }
         if slot.forgotten {
             table.unobserved += u64::from(result.is_err());
             Self::release(slot);

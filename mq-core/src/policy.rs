@@ -118,6 +118,12 @@ impl Policy {
         self.dead(Reason::Crash, error, attempts)
     }
 
+    /// The settlement of a message whose key went to the dead letters before it.
+    pub(crate) fn key_parked(&self, attempts: u32) -> Settlement {
+        let error = Some(Box::new(Failure::failed("an earlier message of its key was dead-lettered")));
+        self.dead(Reason::Other("key-parked".into()), error, attempts)
+    }
+
     fn again(&self, attempt: u32, after: Option<Duration>, cause: Option<Box<Failure>>, random: f64) -> Settlement {
         if attempt >= self.retry.max_attempts && self.dead_letter != DeadLetterPolicy::Forever {
             return self.dead(Reason::MaxAttempts, cause, attempt);

@@ -84,7 +84,7 @@ impl Sender {
         hooks: Arc<dyn Hooks>,
         policy: ConnectPolicy,
     ) -> Result<Arc<Self>> {
-        let outbox = Outbox::new(&spec);
+        let outbox = Outbox::new(&spec, hooks.clone());
         let health = HealthSetter::new(HealthState::Connecting, env.wall());
         let stop = Stop::new();
         let tx = Arc::new(Tx {
@@ -112,9 +112,10 @@ impl Sender {
         self.outbox.shut();
         let flushed = std::future::poll_fn(|cx| self.outbox.poll_flushed(cx));
         let _ = tokio::time::timeout(deadline, flushed).await;
-        self.stop.cancel();
         let mut report = CloseReport::default();
+        // Counted before the session ends: its end would complete what is flying, uncounted.
         report.unknown = self.outbox.end();
+        self.stop.cancel();
         let tasks = self.tasks.lock().take();
         if let Some((mut supervisor, clock)) = tasks {
             // The loop was told to stop and has nothing to write: what takes longer is a client that hangs.

@@ -3,17 +3,20 @@
 
 use crate::env::Env;
 use crate::flow::Flow;
+use crate::hold::Fenced;
 use crate::lane::Lane;
 use crate::mechanics::Mechanics;
 use crate::outbox::Outbox;
-use crate::settles::SettleQueue;
+use crate::resume::{Resume, Unsettled};
+use crate::settles::{SettleQueue, Tally};
 use crate::shared::Shared;
 use futures_core::future::BoxFuture;
-use mq_api::{Capabilities, Durability, Error, EventLog, Position, ProducerSpec, Result, Source, Subscription};
+use mq_api::{Capabilities, Durability, Error, EventLog, ProducerSpec, Result, Source, Subscription};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How a session ended: the only failure signal there is.
@@ -21,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 pub enum End {
     /// The connection, channel, group or assignment was lost: fence, back off, attach again.
     Lost(Error),
-    /// It was asked to stop, and did.
+    /// It was asked to stop, and did. Unasked it ends the consumer for good.
     Closed,
     /// No retry can mend it.
     Fatal(Error),
@@ -66,17 +69,10 @@ pub(crate) struct Lanes(Arc<Mutex<LaneTable>>);
 #[derive(Debug, Default)]
 struct LaneTable {
     open: Vec<Arc<Lane>>,
+    /// Closed lanes of which deliveries are still in the application's hands.
+    strays: Vec<Weak<Lane>>,
     next: u32,
-    resume: HashMap<Option<u32>, Resume>,
-}
-
-/// Where a partition was left.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Resume {
-    /// The lowest position not known settled.
-    pub unsettled: Option<Position>,
-    /// The highest position seen.
-    pub seen: Option<Position>,
+    resume: HashMap<Option<u32>, Arc<Unsettled>>,
 }
 
 impl Lanes {
@@ -85,23 +81,38 @@ impl Lanes {
         lanes.iter().for_each(f);
     }
 
-    fn keep_resume(table: &mut LaneTable, lane: &Lane) {
-        let (unsettled, seen) = lane.resume_point();
-        let entry = table.resume.entry(lane.source().partition).or_default();
-        // Nothing unsettled: what comes next is after the last one seen.
-        entry.unsettled = unsettled;
-        entry.seen = entry.seen.max(seen);
+    fn keep_strays(&self, lane: &Arc<Lane>) {
+        if lane.has_strays() {
+            self.0.lock().strays.push(Arc::downgrade(lane));
+        }
     }
 
-    /// Closes all; says how many deliveries were in hand.
-    pub(crate) fn close_all(&self) -> usize {
-        let lanes = {
-            let mut table = self.0.lock();
-            let lanes = std::mem::take(&mut table.open);
-            lanes.iter().for_each(|lane| Self::keep_resume(&mut table, lane));
-            lanes
-        };
-        lanes.iter().map(|lane| lane.close()).sum()
+    /// Forgets deliveries in hand unowned since before `limit` (all if `None`): their credit comes back.
+    pub(crate) fn drop_strays(&self, limit: Option<Instant>) {
+        self.each(|lane| {
+            lane.drop_strays(limit);
+        });
+        let strays = std::mem::take(&mut self.0.lock().strays);
+        let left: Vec<_> = strays.into_iter().filter(|l| l.upgrade().is_some_and(|l| l.drop_strays(limit))).collect();
+        self.0.lock().strays.extend(left);
+    }
+
+    /// Closes all and ends the session's settlements; says what was open.
+    pub(crate) fn fence(&self, settles: Option<&SettleQueue>) -> (Fenced, Tally) {
+        let lanes = std::mem::take(&mut self.0.lock().open);
+        let mut fenced = Fenced::default();
+        for lane in &lanes {
+            fenced += lane.fence();
+            self.keep_strays(lane);
+        }
+        // After the lanes: a closed lane queues nothing.
+        let (tally, moving) = settles.map(SettleQueue::end).unwrap_or_default();
+        for (id, position) in moving {
+            if let Some(lane) = lanes.iter().find(|lane| lane.id() == id) {
+                lane.unsettled.add([position]);
+            }
+        }
+        (fenced, tally)
     }
 }
 
@@ -137,19 +148,18 @@ impl Session {
         let source = Source::new(sub.topic.clone(), sub.group_name().cloned()).at(partition, epoch);
         let mut table = self.lanes.0.lock();
         table.next += 1;
-        let lane = Lane::new(table.next, self.shared.clone(), self.settles.clone(), source);
+        let unsettled = table.resume.entry(partition).or_default().clone();
+        let lane = Lane::new(table.next, self.shared.clone(), self.settles.clone(), unsettled, source);
         table.open.push(lane.clone());
         lane
     }
 
     /// Closes one lane (a partition was revoked) while others go on.
     pub fn close_lane(&self, lane: &Arc<Lane>) -> usize {
-        {
-            let mut table = self.lanes.0.lock();
-            table.open.retain(|l| !Arc::ptr_eq(l, lane));
-            Lanes::keep_resume(&mut table, lane);
-        }
-        lane.close()
+        self.lanes.0.lock().open.retain(|l| !Arc::ptr_eq(l, lane));
+        let handed = lane.close();
+        self.lanes.keep_strays(lane);
+        handed
     }
 
     /// The open lane of this number.
@@ -159,7 +169,8 @@ impl Session {
 
     /// Where an earlier session left this partition.
     pub fn resume(&self, partition: Option<u32>) -> Option<Resume> {
-        self.lanes.0.lock().resume.get(&partition).copied()
+        let found = self.lanes.0.lock().resume.get(&partition).map(|unsettled| unsettled.get());
+        found.filter(|resume| *resume != Resume::default())
     }
 
     /// Level of confirmed settlements, when it is known only now.

@@ -3,8 +3,8 @@
 
 use crate::policy::Settlement;
 use mq_api::{Durability, Position, Settled, Stored};
-use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -82,8 +82,16 @@ struct State {
     taken: u64,
     level: Durability,
     exceptions: BTreeMap<u64, Settled>,
+    /// Exceptions up to here may have been forgotten.
+    forgotten: u64,
+    /// Unconfirmed operations that move a message elsewhere: until then it is not known settled.
+    moving: VecDeque<(u64, u32, Position)>,
+    /// Unconfirmed operations that give something back at close.
+    returned: VecDeque<u64>,
     driver: Option<Waker>,
-    waiters: Vec<(u64, Waker)>,
+    /// By operation, several for one that several tasks ask for.
+    waiters: BTreeMap<(u64, u32), Waker>,
+    flush: Vec<Waker>,
     urgent: bool,
     ended: bool,
     trials: Vec<(u32, Token)>,
@@ -95,6 +103,29 @@ pub struct SettleQueue(Mutex<State>);
 
 /// Exceptions kept for answers that nobody asked for yet.
 const KEPT: usize = 65_536;
+
+/// Gathers the tokens of one acknowledgement.
+pub(crate) struct Tokens<'a> {
+    acks: &'a mut Vec<Ack>,
+    lane: u32,
+    op: u64,
+}
+
+impl Tokens<'_> {
+    #[inline]
+    pub(crate) fn push(&mut self, token: Token) {
+        self.acks.push(Ack { lane: self.lane, token, op: self.op });
+    }
+}
+
+/// What was not confirmed when a session ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Settlements.
+    pub(crate) unknown: u64,
+    /// Deliveries given back at close.
+    pub(crate) returned: u64,
+}
 
 impl SettleQueue {
     /// Empty; confirmed settlements have this level.
@@ -108,8 +139,12 @@ impl SettleQueue {
             taken: 0,
             level,
             exceptions: BTreeMap::new(),
+            forgotten: 0,
+            moving: VecDeque::new(),
+            returned: VecDeque::new(),
             driver: None,
-            waiters: Vec::new(),
+            waiters: BTreeMap::new(),
+            flush: Vec::new(),
             urgent: false,
             ended: false,
             trials: Vec::new(),
@@ -122,17 +157,36 @@ impl SettleQueue {
         self.0.lock().level = level;
     }
 
+    /// One operation that acknowledges what `gather` pushes; `None` if that is nothing.
+    #[inline]
+    pub(crate) fn ack_with(&self, lane: u32, gather: impl FnOnce(&mut Tokens<'_>)) -> Option<u64> {
+        let mut st = self.0.lock();
+        let (before, op) = (st.acks.len(), st.ops + 1);
+        gather(&mut Tokens { acks: &mut st.acks, lane, op });
+        if st.acks.len() == before {
+            return None;
+        }
+        st.ops = op;
+        Self::call_driver(st);
+        Some(op)
+    }
+
     pub(crate) fn ack(&self, lane: u32, tokens: impl IntoIterator<Item = Token>) -> u64 {
         let mut st = self.0.lock();
         st.ops += 1;
         let op = st.ops;
         st.acks.extend(tokens.into_iter().map(|token| Ack { lane, token, op }));
+        Self::call_driver(st);
+        op
+    }
+
+    #[inline]
+    fn call_driver(mut st: MutexGuard<'_, State>) {
         let waker = st.driver.take();
         drop(st);
         if let Some(waker) = waker {
             waker.wake();
         }
-        op
     }
 
     pub(crate) fn carry(
@@ -146,13 +200,22 @@ impl SettleQueue {
         let mut st = self.0.lock();
         st.ops += 1;
         let op = st.ops;
-        st.others.push(Other { lane, token, op, position, message, how });
-        let waker = st.driver.take();
-        drop(st);
-        if let Some(waker) = waker {
-            waker.wake();
+        if let Carry::Settle(Settlement::DeadLetter { .. }) = how {
+            st.moving.push_back((op, lane, position));
         }
+        st.others.push(Other { lane, token, op, position, message, how });
+        Self::call_driver(st);
         op
+    }
+
+    /// Gives a delivery back at close or at the end of ownership.
+    pub(crate) fn give_back(&self, lane: u32, token: Token, position: Position, message: Option<Arc<Stored>>) {
+        let mut st = self.0.lock();
+        st.ops += 1;
+        let op = st.ops;
+        st.returned.push_back(op);
+        st.others.push(Other { lane, token, op, position, message, how: Carry::Settle(Settlement::Release) });
+        Self::call_driver(st);
     }
 
     /// Something was parked in this lane.
@@ -163,11 +226,7 @@ impl SettleQueue {
         if !st.noted.contains(&lane) {
             st.noted.push(lane);
         }
-        let waker = st.driver.take();
-        drop(st);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        Self::call_driver(st);
         op
     }
 
@@ -198,35 +257,23 @@ impl SettleQueue {
     /// For the driver: everything up to `upto` is carried out and confirmed, except those listed. Call in order of the plans.
     pub fn confirm(&self, upto: u64, exceptions: impl IntoIterator<Item = (u64, Settled)>) {
         let mut st = self.0.lock();
-        st.exceptions.extend(exceptions);
-        while st.exceptions.len() > KEPT {
-            st.exceptions.pop_first();
+        let mut wakers = Vec::new();
+        for (op, settled) in exceptions {
+            st.except(op, settled, &mut wakers);
         }
         st.confirmed = st.confirmed.max(upto);
-        Self::wake_waiters(st);
+        st.after_confirm(&mut wakers);
+        drop(st);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// For the driver: an answer for one operation before its turn.
     pub fn answer(&self, op: u64, settled: Settled) {
         let mut st = self.0.lock();
-        st.exceptions.insert(op, settled);
-        Self::wake_waiters(st);
-    }
-
-    fn wake_waiters(mut st: parking_lot::MutexGuard<'_, State>) {
-        let confirmed = st.confirmed;
-        let mut ready = Vec::new();
-        let mut i = 0;
-        while i < st.waiters.len() {
-            let op = st.waiters[i].0;
-            if op <= confirmed || st.exceptions.contains_key(&op) || st.ended {
-                ready.push(st.waiters.swap_remove(i).1);
-            } else {
-                i += 1;
-            }
-        }
+        let mut wakers = Vec::new();
+        st.except(op, settled, &mut wakers);
         drop(st);
-        ready.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// For the driver: the trial of this suspect is recorded; it may be handed over.
@@ -255,22 +302,25 @@ impl SettleQueue {
         if let Some(settled) = st.exceptions.get(&op) {
             return Poll::Ready(*settled);
         }
+        if op <= st.forgotten {
+            return Poll::Ready(Settled::Unknown);
+        }
         if op <= st.confirmed {
             return Poll::Ready(Settled::Confirmed(st.level));
         }
         if st.ended {
             return Poll::Ready(Settled::Unknown);
         }
-        match st.waiters.iter_mut().find(|(o, w)| *o == op && w.will_wake(cx.waker())) {
-            Some(_) => {}
-            None => st.waiters.push((op, cx.waker().clone())),
+        let mut last = 0;
+        let known = st.waiters.range((op, 0)..=(op, u32::MAX)).any(|((_, n), waker)| {
+            last = *n + 1;
+            waker.will_wake(cx.waker())
+        });
+        if !known {
+            st.waiters.insert((op, last), cx.waker().clone());
         }
         st.urgent = true;
-        let waker = st.driver.take();
-        drop(st);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        Self::call_driver(st);
         Poll::Pending
     }
 
@@ -286,38 +336,79 @@ impl SettleQueue {
         st.ops - st.confirmed
     }
 
-    /// Waits until everything was confirmed, or the session ended. Cancel-safe.
-    pub async fn flushed(&self) {
-        std::future::poll_fn(|cx| {
-            let op = {
-                let st = self.0.lock();
-                if st.ended || st.confirmed >= st.ops {
-                    return Poll::Ready(());
-                }
-                st.ops
-            };
-            match self.poll_settled(op, cx) {
-                // Answered before its turn: others may still be open.
-                Poll::Ready(_) if !self.is_flushed() && !self.0.lock().ended => {
-                    let mut st = self.0.lock();
-                    let last = st.ops;
-                    st.waiters.push((last, cx.waker().clone()));
-                    Poll::Pending
-                }
-                other => other.map(|_| ()),
-            }
-        })
-        .await;
+    /// Ready when everything was confirmed, or the session ended.
+    pub fn poll_flushed(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut st = self.0.lock();
+        if st.ended || st.confirmed >= st.ops {
+            return Poll::Ready(());
+        }
+        if !st.flush.iter().any(|w| w.will_wake(cx.waker())) {
+            st.flush.push(cx.waker().clone());
+        }
+        st.urgent = true;
+        Self::call_driver(st);
+        Poll::Pending
     }
 
-    /// The session ended: what was not confirmed is unknown.
-    pub(crate) fn end(&self) {
+    /// Waits until everything was confirmed, or the session ended. Cancel-safe.
+    pub async fn flushed(&self) {
+        std::future::poll_fn(|cx| self.poll_flushed(cx)).await;
+    }
+
+    /// The session ended: what was not confirmed is unknown. Says what that is, and which messages were on their way elsewhere.
+    pub(crate) fn end(&self) -> (Tally, Vec<(u32, Position)>) {
         let mut st = self.0.lock();
-        st.ended = true;
-        st.acks.clear();
+        let first = !std::mem::replace(&mut st.ended, true);
+        let tally = if first { st.tally() } else { Tally::default() };
+        let moving = st.moving.drain(..).map(|(_, lane, position)| (lane, position)).collect();
+        (st.acks, st.noted) = (Vec::new(), Vec::new());
         let others = std::mem::take(&mut st.others);
-        Self::wake_waiters(st);
+        let mut wakers: Vec<Waker> = std::mem::take(&mut st.waiters).into_values().collect();
+        wakers.append(&mut st.flush);
+        drop(st);
         drop(others);
+        wakers.into_iter().for_each(Waker::wake);
+        (tally, moving)
+    }
+}
+
+impl State {
+    /// An answer that differs from that of the watermark, or comes before it.
+    fn except(&mut self, op: u64, settled: Settled, wakers: &mut Vec<Waker>) {
+        self.exceptions.insert(op, settled);
+        while self.exceptions.len() > KEPT
+            && let Some(oldest) = self.exceptions.first_key_value().map(|(op, _)| *op)
+            && oldest <= self.confirmed
+        {
+            self.exceptions.remove(&oldest);
+            self.forgotten = oldest;
+        }
+        let waiting: Vec<(u64, u32)> = self.waiters.range((op, 0)..=(op, u32::MAX)).map(|(key, _)| *key).collect();
+        wakers.extend(waiting.iter().filter_map(|key| self.waiters.remove(key)));
+    }
+
+    fn after_confirm(&mut self, wakers: &mut Vec<Waker>) {
+        let confirmed = self.confirmed;
+        while self.moving.front().is_some_and(|(op, ..)| *op <= confirmed) {
+            self.moving.pop_front();
+        }
+        while self.returned.front().is_some_and(|op| *op <= confirmed) {
+            self.returned.pop_front();
+        }
+        if !self.waiters.is_empty() {
+            let rest = self.waiters.split_off(&(confirmed + 1, 0));
+            wakers.extend(std::mem::replace(&mut self.waiters, rest).into_values());
+        }
+        if confirmed >= self.ops {
+            wakers.append(&mut self.flush);
+        }
+    }
+
+    fn tally(&self) -> Tally {
+        let returned = self.returned.iter().filter(|op| !self.exceptions.contains_key(op)).count() as u64;
+        let answered = self.exceptions.range(self.confirmed + 1..).count() as u64;
+        let open = (self.ops - self.confirmed.min(self.ops)).saturating_sub(answered);
+        Tally { unknown: open.saturating_sub(returned), returned }
     }
 }
 

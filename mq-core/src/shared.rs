@@ -2,19 +2,34 @@
 
 use crate::env::Env;
 use crate::flow::{Flow, Gate};
+use crate::hold::Fenced;
 use crate::hooks::Hooks;
 use crate::inbox::Inbox;
 use crate::keeper::Keeper;
 use crate::mechanics::Mechanics;
 use crate::policy::Policy;
+use crate::settles::Tally;
+use bytes::Bytes;
 use mq_api::{
-    Durability, EventLog, Failure, Guarantee, HealthSetter, HealthState, MessageId, Mode, Reason, Source, Subscription,
+    Durability, EventLog, Failure, Guarantee, HealthSetter, HealthState, MessageId, Mode, OnDeadLetter, Reason, Source,
+    Subscription,
 };
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tokio::time::Instant;
+
+/// What a close could not do.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Missing {
+    /// Deliveries of sessions that were lost and not followed by another.
+    pub(crate) orphans: u64,
+    /// Given back, and not confirmed.
+    pub(crate) returned: u64,
+    /// Settlements whose fate is unknown.
+    pub(crate) unknown: u64,
+}
 
 /// See the module.
 pub(crate) struct Shared {
@@ -33,6 +48,12 @@ pub(crate) struct Shared {
     pub(crate) broadcast: bool,
     pub(crate) crash_tracked: bool,
     pub(crate) max_blocked: usize,
+    /// Whether the keys of dead letters are parked, and which are.
+    pub(crate) parks_keys: bool,
+    pub(crate) parked_keys: Mutex<HashSet<Bytes>>,
+    given_back: AtomicU64,
+    missing: Mutex<Missing>,
+    reattached: tokio::sync::Notify,
     health: HealthSetter,
     level: AtomicU8,
     parked: AtomicUsize,
@@ -66,6 +87,11 @@ impl Shared {
             broadcast: sub.mode == Mode::Broadcast,
             crash_tracked: sub.dead_letter != mq_api::DeadLetterPolicy::Forever,
             max_blocked: sub.max_blocked,
+            parks_keys: sub.ordering == mq_api::Ordering::PerKey && sub.on_dead_letter == OnDeadLetter::ParkKey,
+            parked_keys: Mutex::default(),
+            given_back: AtomicU64::new(0),
+            missing: Mutex::default(),
+            reattached: tokio::sync::Notify::new(),
             health: HealthSetter::new(HealthState::Connecting, env.wall()),
             level: AtomicU8::new(level as u8),
             parked: AtomicUsize::new(0),
@@ -103,11 +129,8 @@ impl Shared {
 
     /// One more parked; true if it is within the bound and its credit is given back.
     pub(crate) fn park(&self) -> bool {
-        let free = self.parked.load(Ordering::Relaxed) < self.sub.max_parked;
-        if free {
-            self.parked.fetch_add(1, Ordering::Relaxed);
-        }
-        free
+        let more = |parked| (parked < self.sub.max_parked).then_some(parked + 1);
+        self.parked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// One parked less; true if it still holds its credit.
@@ -116,6 +139,52 @@ impl Shared {
             self.parked.fetch_sub(1, Ordering::Relaxed);
         }
         !uncharged
+    }
+
+    /// Deliveries are given back: counted while closing, unless they were settled before the hand-over.
+    pub(crate) fn count_given_back(&self, n: usize) {
+        if self.is_stopping() && !self.policy.untracked {
+            self.given_back.fetch_add(n as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// How many were given back by close.
+    pub(crate) fn given_back(&self) -> u64 {
+        self.given_back.load(Ordering::Relaxed)
+    }
+
+    /// A session was fenced, with this open.
+    pub(crate) fn fenced(&self, fenced: Fenced, tally: Tally) {
+        let mut missing = self.missing.lock();
+        // What is settled before the hand-over has nobody to go back to.
+        let held = if self.policy.untracked { 0 } else { fenced.handed + fenced.waiting };
+        missing.orphans += held as u64;
+        if self.is_stopping() {
+            missing.unknown += tally.unknown + fenced.moving as u64;
+            missing.returned += tally.returned;
+        }
+    }
+
+    /// A new session runs: what former ones left behind comes to it, or to others.
+    pub(crate) fn attached(&self) {
+        self.missing.lock().orphans = 0;
+        self.reattached.notify_waiters();
+    }
+
+    /// Waits until nothing of a lost session is left behind. Cancel-safe.
+    pub(crate) async fn no_orphans(&self) {
+        loop {
+            let reattached = self.reattached.notified();
+            if self.missing.lock().orphans == 0 {
+                return;
+            }
+            reattached.await;
+        }
+    }
+
+    /// What a close could not do.
+    pub(crate) fn missing(&self) -> Missing {
+        *self.missing.lock()
     }
 
     /// Something left the application's hands: whoever waits for that looks again.
@@ -193,12 +262,12 @@ impl Shared {
     }
 
     pub(crate) fn set_blocked(&self, source: &Source, full: bool) {
-        let what = format!("partition {:?}", source.partition);
-        match full {
-            true => self.trouble(&what, Some(format!("waits: {} messages are behind delayed keys", self.max_blocked))),
-            false if !self.trouble.lock().is_empty() => self.trouble(&what, None),
-            false => {}
+        if !full && self.trouble.lock().is_empty() {
+            return;
         }
+        let what = format!("partition {:?}", source.partition);
+        let reason = || format!("{what} waits: {} messages are behind delayed keys", self.max_blocked);
+        self.trouble(&what, full.then(reason));
     }
 
     pub(crate) fn discarded(&self, source: &Source, id: &MessageId, reason: &Reason, error: Option<&Failure>) {

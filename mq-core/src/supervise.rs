@@ -3,8 +3,10 @@
 use crate::env::Env;
 use crate::seam::{End, Run, Stop};
 use backon::BackoffBuilder;
+use futures_util::FutureExt;
 use mq_api::{Error, ErrorKind, HealthState, Result};
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -62,6 +64,10 @@ fn fails_at_once(error: &Error) -> bool {
     )
 }
 
+fn panicked() -> Error {
+    Error::new(ErrorKind::Other, "the driver panicked; its message was printed where panics are")
+}
+
 /// Runs until `stop`, or until a fatal end. `first` gets the outcome of the first start.
 pub(crate) async fn supervise<S: Supervised>(
     it: Arc<S>,
@@ -83,12 +89,17 @@ pub(crate) async fn supervise<S: Supervised>(
     let mut pause = pauses();
     loop {
         generation += 1;
-        let attempt = tokio::time::timeout(policy.attempt, it.start(generation));
+        // A panic of a driver is the loss of its session, not the silent end of the consumer.
+        let start = AssertUnwindSafe(it.start(generation)).catch_unwind();
+        let attempt = tokio::time::timeout(policy.attempt, start);
         let started = tokio::select! { biased;
             () = stop.cancelled() => break,
-            started = attempt => started.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Timeout, format!("the broker did not answer within {:?}", policy.attempt)))
-            }),
+            started = attempt => match started {
+                Ok(started) => started.unwrap_or_else(|_| Err(panicked())),
+                Err(_) => {
+                    Err(Error::new(ErrorKind::Timeout, format!("the broker did not answer within {:?}", policy.attempt)))
+                }
+            },
         };
         let error = match started {
             Ok(run) => {
@@ -98,7 +109,7 @@ pub(crate) async fn supervise<S: Supervised>(
                     let _ = first.send(Ok(()));
                 }
                 let began = env.now();
-                let end = run.await;
+                let end = AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| End::Lost(panicked()));
                 if env.now() - began > policy.max_pause {
                     pause = pauses();
                 }

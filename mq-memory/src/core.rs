@@ -10,12 +10,15 @@ use crate::profile::Profile;
 use crate::timer::Timer;
 use crate::topic::Topic;
 use crate::trace::{Place, Trace, What};
-use mq_api::{Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Topic as Name};
+use mq_api::{
+    Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Takeover, Topic as Name,
+};
 use mq_core::{Env, Hooks};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Bounds of a broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +97,18 @@ impl Core {
         self.next_member.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// How long the broker hears nothing of a member until it takes it for dead: the lease, or where leases are not what counts
+    /// (heartbeats, sessions), two thirds of the stated bound.
+    pub(crate) fn silence(&self, lease: Duration) -> Duration {
+        match self.capabilities.takeover {
+            Takeover { lease_tenths: 0, fixed } => fixed * 2 / 3,
+            _ => lease,
+        }
+    }
+
     /// Milliseconds since the start; refreshes the coarse clock.
     pub(crate) fn look_at_clock(&self) -> u32 {
+        self.env.notice_pause();
         let now = (self.env.now() - self.start).as_millis() as u32;
         self.coarse.store(now, Ordering::Relaxed);
         now

@@ -327,7 +327,7 @@ impl Member {
         }
         self.flow.shut(Gate::Away);
         let me = self.me.clone();
-        self.core.timer.at(self.core.env.now() + self.sub.lease, move || {
+        self.core.timer.at(self.core.env.now() + self.core.silence(self.sub.lease), move || {
             let Some(me) = me.upgrade() else { return };
             if me.freezes.load(Ordering::Relaxed) != number {
                 return;
@@ -355,7 +355,7 @@ impl Member {
         self.flow.shut(Gate::Stopping);
         self.wake();
         let me = self.me.clone();
-        let lease = self.sub.lease;
+        let lease = self.core.silence(self.sub.lease);
         self.core.timer.at(self.core.env.now() + lease, move || {
             if let Some(me) = me.upgrade() {
                 me.lease_ended();

@@ -10,7 +10,6 @@ use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Gate, Incoming, Lane, Run, Session, Token};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
-use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,18 +52,13 @@ pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: S
     };
     let name = reader.name();
     let before = hub.places.lock().remove(&name);
-    let (last, added, length) = reader.stream().await?;
-    match before.filter(|_| reader.session.generation > 1) {
-        Some((at, index)) if at <= last => {
-            (reader.at, reader.index) = (at, index);
-            reader.find_gap(added - length);
-        }
-        Some(_) => {
-            // The stream is another one, shorter than what was read: everything in it is new.
-            reader.gap(GapCause::BrokerLoss, None);
-        }
-        None => (reader.at, reader.index) = (last, added),
+    let (last, added, _) = reader.stream().await?;
+    if let Some((at, index)) = before.filter(|_| reader.session.generation > 1) {
+        // What was sent meanwhile is not for a broadcast subscription; how much that was is known if the stream is the same.
+        reader.at = at;
+        reader.gap(GapCause::Disconnected, if at <= last { u64::try_from(added - index).ok() } else { None });
     }
+    (reader.at, reader.index) = (last, added);
     Ok(Box::pin(reader.run(conn, client, name)))
 }
 
@@ -156,7 +150,7 @@ impl Reader {
         let mut reply = pin!(conn.send_packed_command(cmd));
         let limit = BLOCK + self.hub.options.response_timeout;
         let mut late = pin!(tokio::time::sleep(limit));
-        let mut stopping = pin!(poll_fn(|cx| self.session.flow.poll_shut(Gate::Stopping, cx)));
+        let mut stopping = pin!(self.session.draining.cancelled());
         let mut unblocked = false;
         loop {
             tokio::select! { biased;

@@ -16,6 +16,9 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+/// Longest time that a close spends on leaving what members could not leave.
+const LEAVING: Duration = Duration::from_secs(1);
+
 enum Kind {
     Streams(Arc<Streams>),
     PubSub(Arc<PubSub>),
@@ -138,6 +141,12 @@ impl Broker for Redis {
         // After the consumers: a handler that was waited for may still have sent.
         for closed in futures_util::future::join_all(producers.iter().map(|p| p.close(deadline))).await {
             report += closed;
+        }
+        if let Kind::Streams(driver) = &self.kind {
+            let (driver, env) = (driver.clone(), self.env.clone());
+            let leaving = env.spawn(async move { tokio::time::timeout(LEAVING, driver.leave_names()).await });
+            // Out of time: the names are forgotten by the janitor of other members.
+            let _ = leaving.await;
         }
         self.hub.close().await;
         if tokio::time::timeout(Duration::from_secs(2), self.env.no_tasks()).await.is_err() {

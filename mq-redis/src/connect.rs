@@ -307,8 +307,8 @@ impl Hub {
         }
         let opened = tokio::time::timeout(CONNECT * 2, client.get_multiplexed_async_connection_with_config(&config));
         let mut conn = match opened.await {
-            Ok(opened) => opened.map_err(|e| failure(e, &doing))?,
-            Err(_) => return Err(Error::new(ErrorKind::Timeout, format!("{doing}: no greeting in time"))),
+            Ok(opened) => opened.map_err(|e| unreachable(failure(e, &doing)))?,
+            Err(_) => return Err(Error::new(ErrorKind::Unavailable, format!("{doing}: no greeting in time"))),
         };
         // Refused to users without the right; the name is for people only.
         let _ = conn.send_packed_command(redis::cmd("CLIENT").arg("SETNAME").arg(&self.options.name)).await;
@@ -353,6 +353,17 @@ impl Hub {
         self.routes.lock().await.clear();
         *self.main.lock().await = None;
         self.health.set(HealthState::Closed, "", self.env.wall());
+    }
+}
+
+/// Before there is a connection none was lost.
+fn unreachable(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Disconnected | ErrorKind::Timeout => {
+            let text = error.context().to_owned();
+            Error::new(ErrorKind::Unavailable, text).with_source(error)
+        }
+        _ => error,
     }
 }
 

@@ -1,20 +1,22 @@
 //! The driver of Streams: how a session starts, runs and ends.
 
+use crate::answer::failure;
 use crate::broadcast;
 use crate::connect::{Hub, Link};
 use crate::keys::{GroupKeys, stream};
 use crate::member::{Member, Memory, Side};
 use crate::probe::capabilities;
 use crate::read::{client_id, read_loop};
+use crate::scripts::LEAVE;
 use crate::send;
 use crate::settle::{level, settle_loop};
 use crate::tend::{adopt, leave, note_place, tend_loop};
 use crate::topology::{check_dead_letters, has_group, make_group, prepare_topic, start_id};
-use mq_api::{Capabilities, Error, ErrorKind, GapCause, Group, Provisioning, Result, Subscription};
+use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provisioning, Result, Subscription, Support};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -26,17 +28,40 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Streams {
     pub(crate) hub: Arc<Hub>,
-    memories: Mutex<HashMap<(String, String, String), Arc<Mutex<Memory>>>>,
+    memories: Mutex<HashMap<Name, Arc<Mutex<Memory>>>>,
+    /// Names that were joined and not left yet.
+    names: Arc<Mutex<HashSet<Name>>>,
+}
+
+/// A member's name in a group, by the keys that leaving needs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Name {
+    stream: String,
+    tries: String,
+    group: String,
+    member: String,
 }
 
 impl Streams {
     pub(crate) fn new(hub: Arc<Hub>) -> Self {
-        Self { hub, memories: Mutex::default() }
+        Self { hub, memories: Mutex::default(), names: Arc::default() }
     }
 
-    fn memory(&self, keys: &GroupKeys, group: &Group, member: &str) -> Arc<Mutex<Memory>> {
-        let name = (keys.stream.clone(), group.as_str().to_owned(), member.to_owned());
-        self.memories.lock().entry(name).or_default().clone()
+    /// Leaves what members could not leave themselves, because their connection was lost when they closed.
+    pub(crate) async fn leave_names(&self) {
+        let names = std::mem::take(&mut *self.names.lock());
+        for name in names {
+            let Ok(link) = self.hub.link(&name.stream).await else { return };
+            let call = LEAVE.on(&[&name.stream, &name.tries]).arg(&name.group).arg(&name.member).arg("0");
+            // What is still pending keeps its name until it is taken over; the janitor removes it then.
+            if call.run(&link).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn memory(&self, name: &Name) -> Arc<Mutex<Memory>> {
+        self.memories.lock().entry(name.clone()).or_default().clone()
     }
 
     async fn join(&self, session: Session, group: Group) -> Result<Run> {
@@ -61,15 +86,30 @@ impl Streams {
     async fn join_on(&self, link: &Link, session: Session, group: Group, keys: GroupKeys) -> Result<Run> {
         let sub = session.subscription.clone();
         refuse_unknown(&sub)?;
-        let memory = self.memory(&keys, &group, &session.member);
+        let name = Name {
+            stream: keys.stream.clone(),
+            tries: keys.tries.clone(),
+            group: group.as_str().to_owned(),
+            member: session.member.to_string(),
+        };
+        let memory = self.memory(&name);
         let keep = prepare_topic(link, &sub.topic, sub.retention, sub.partitions, sub.provisioning).await?;
         let start = start_id(sub.start, keep, &sub.topic)?;
         let lost = self.provide_group(link, &session, &keys, &group, &start, &memory).await?;
         if sub.dead_letter_topic().is_some() {
-            check_dead_letters(link, &keys).await?;
+            check_dead_letters(link, &keys, sub.provisioning).await?;
         }
         let mut conn = self.hub.own(link).await?;
         let client = client_id(&mut conn).await;
+        // Listed from now on, not from the first message on.
+        let join = redis::cmd("XGROUP")
+            .arg("CREATECONSUMER")
+            .arg(&keys.stream)
+            .arg(group.as_str())
+            .arg(&*session.member)
+            .take();
+        link.query(&join).await.map_err(|e| failure(e, "joining the group"))?;
+        self.names.lock().insert(name.clone());
         let sides = [keys.clone(), keys.again(group.as_str())].map(|keys| Side {
             keys,
             lane: session.open_lane(None, session.generation),
@@ -111,7 +151,14 @@ impl Streams {
             // Handles of the session before are fenced. A new process under an old name: its predecessor died.
             adopt(&member, generation == 1).await?;
         }
-        Ok(Box::pin(run(member, conn, client)))
+        let names = self.names.clone();
+        Ok(Box::pin(async move {
+            let end = run(member, conn, client).await;
+            if let End::Closed = &end {
+                names.lock().remove(&name);
+            }
+            end
+        }))
     }
 
     /// Makes or verifies the group; says whether it had been lost.
@@ -148,7 +195,7 @@ impl Streams {
                     "group '{group}' of topic '{}' does not exist; make it, or use the provisioning `create`",
                     sub.topic
                 );
-                Err(Error::new(ErrorKind::NotFound, text))
+                Err(Error::new(ErrorKind::Topology, text))
             }
         }
     }
@@ -228,7 +275,9 @@ impl Driver for Streams {
     }
 
     fn capabilities(&self) -> Arc<Capabilities> {
-        Arc::new(capabilities(&self.hub.options, self.hub.facts().as_deref()))
+        let all = capabilities(&self.hub.options, self.hub.facts().as_deref());
+        // It depends on the topic, so it is refused, or not, when that is known.
+        Arc::new(all.with(Feature::Replay, Support::Native))
     }
 
     async fn attach(&self, session: Session) -> Result<Run> {

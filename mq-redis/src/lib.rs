@@ -34,9 +34,6 @@ pub async fn connect(url: &str) -> mq_api::Result<Arc<dyn mq_api::Broker>> {
 ///
 /// # Errors
 /// As [`connect`].
-pub async fn connect_with_hooks(
-    url: &str,
-    hooks: Arc<dyn mq_core::Hooks>,
-) -> mq_api::Result<Arc<dyn mq_api::Broker>> {
+pub async fn connect_with_hooks(url: &str, hooks: Arc<dyn mq_core::Hooks>) -> mq_api::Result<Arc<dyn mq_api::Broker>> {
     Ok(broker::Redis::connect(url, hooks).await?)
 }

@@ -93,6 +93,12 @@ fn streams() -> Capabilities {
         .with(Feature::Delay, Support::Emulated("parked in the pending list with an index of due times"))
         .with(Feature::DeadLetters, Support::Emulated("one script writes the dead letter and acknowledges"))
         .with(Feature::Redrive, Support::Emulated("through a side stream that only the group reads"))
+        .with(
+            Feature::Replay,
+            Support::Unsupported(
+                "topics remove what all groups handled; those in log mode (Retention::Log) are replayed",
+            ),
+        )
         .with(Feature::Partitions, Support::Unsupported("a stream has no partitions; use one topic, or several"))
         .with(
             Feature::PerKey,

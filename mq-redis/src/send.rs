@@ -90,7 +90,7 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
             && !crate::topology::has_group(link, &keys.stream, group.as_str()).await?
         {
             let text = format!("group '{group}' of topic '{}' does not exist", spec.topic);
-            return Err(Error::new(ErrorKind::NotFound, text));
+            return Err(Error::new(ErrorKind::Topology, text));
         }
     }
     let mut link = link.clone();
@@ -101,7 +101,7 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
         level = Durability::Replicated;
     }
     let make = spec.provisioning == Provisioning::Create;
-    let writer = Writer {
+    let mut writer = Writer {
         hub: hub.clone(),
         link,
         tx,
@@ -114,7 +114,8 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
         asked: Instant::now(),
         trimmed: None,
     };
-    Ok(Box::pin(writer.start()))
+    writer.ask_length().await?;
+    Ok(Box::pin(writer.run()))
 }
 
 /// Starts a producer's session on a channel.
@@ -137,13 +138,6 @@ pub(crate) async fn open_channel(hub: &Arc<Hub>, link: &Link, tx: TxSession, key
 }
 
 impl Writer {
-    async fn start(mut self) -> End {
-        match self.ask_length().await {
-            Ok(()) => self.run().await,
-            Err(error) => self.lost(error).await,
-        }
-    }
-
     async fn lost(&self, error: Error) -> End {
         if mends(error.kind()) {
             self.hub.lost(&self.link).await;
@@ -166,7 +160,11 @@ impl Writer {
                     }
                 }
                 () = outbox.take(BATCH, BATCH_BYTES, &mut batch), if flying.len() < FLYING => {
-                    if let Err(error) = self.admit(&mut batch, flying.is_empty()).await {
+                    let admitted = tokio::select! { biased;
+                        () = stop.cancelled() => return End::Closed,
+                        admitted = self.admit(&mut batch, flying.is_empty()) => admitted,
+                    };
+                    if let Err(error) = admitted {
                         return self.lost(error).await;
                     }
                     if batch.is_empty() {

@@ -116,7 +116,7 @@ pub(crate) async fn prepare_topic(
         Provisioning::None => return Ok(known.keep),
         Provisioning::Verify if !known.exists => {
             let text = format!("topic '{topic}' does not exist; make it, or use the provisioning `create`");
-            return Err(Error::new(ErrorKind::NotFound, text));
+            return Err(topology(text));
         }
         Provisioning::Verify => {}
         Provisioning::Create if known.keep != Keep::All || (topic.is_native() && asked.is_none()) => {}
@@ -217,11 +217,31 @@ pub(crate) async fn has_group(link: &Link, key: &str, group: &str) -> Result<boo
 }
 
 /// Checks that dead letters can be written, before there is one.
-pub(crate) async fn check_dead_letters(link: &Link, keys: &GroupKeys) -> Result<()> {
+pub(crate) async fn check_dead_letters(link: &Link, keys: &GroupKeys, provisioning: Provisioning) -> Result<()> {
     let doing = format!("checking the dead-letter stream '{}'", keys.dead);
     // Changes nothing, and needs the right to write: a stream that is missing is made by the first dead letter.
     let probe = redis::cmd("XTRIM").arg(&keys.dead).arg("MAXLEN").arg("~").arg(i64::MAX).take();
-    link.query(&probe).await.map(drop).map_err(|e| failure(e, &doing))
+    link.query(&probe).await.map_err(|e| failure(e, &doing))?;
+    let note = meta(&keys.dead);
+    match provisioning {
+        Provisioning::None => Ok(()),
+        Provisioning::Create => {
+            // Noted, so that `verify` finds it before there is a dead letter.
+            let keep = Keep::Handled { max: MAX_ENTRIES }.to_string();
+            let made = redis::cmd("HSETNX").arg(&note).arg("keep").arg(keep).take();
+            link.query(&made).await.map(drop).map_err(|e| failure(e, &doing))
+        }
+        Provisioning::Verify => {
+            let found = redis::cmd("EXISTS").arg(&keys.dead).arg(&note).take();
+            match as_int(&link.query(&found).await.map_err(|e| failure(e, &doing))?) {
+                Some(0) => Err(topology(format!(
+                    "the dead-letter stream '{}' does not exist; make it, or use the provisioning `create`",
+                    keys.dead
+                ))),
+                _ => Ok(()),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

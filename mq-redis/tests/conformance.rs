@@ -2,15 +2,19 @@
 //! `--filter WORD`, `--parallel N`, `--verbose`, `--json`. Without the name of a backend it does nothing, so that
 //! `cargo test` stays quick.
 
-use mq_api::{Feature, Result, Source, Topic, async_trait};
+use mq_api::{
+    Admin, Broker, Capabilities, CloseReport, Consumer, Feature, HealthWatch, Producer, ProducerSpec, Result, Source,
+    Subscription, Topic, async_trait,
+};
 use mq_conformance::{Clock, Connection, Environment, Factory, Fired, Hook, Lacking, Leftovers, Options, Pace};
 use mq_core::Hooks;
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
 use mq_testbed::{Kind, Server};
 use std::collections::HashMap;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const SECRET: &str = "s3cret-of-the-suite";
 
@@ -31,6 +35,8 @@ impl Factory for Redis {
             run: run.to_owned(),
             hooks: Arc::default(),
             proxies: Mutex::default(),
+            leaks: Arc::default(),
+            died: AtomicBool::new(false),
             accepting: Mutex::new(true),
             waiting: Mutex::default(),
             numbers: AtomicU64::new(0),
@@ -57,15 +63,60 @@ impl Hooks for Counts {
     }
 }
 
+/// Takes the proxy down with the connection, whose threads would be counted as the library's.
+struct Proxied {
+    broker: Arc<dyn Broker>,
+    proxy: Arc<Mutex<Option<Proxy>>>,
+    leaks: Arc<Mutex<Vec<String>>>,
+}
+
+#[async_trait]
+impl Broker for Proxied {
+    fn capabilities(&self) -> Arc<Capabilities> {
+        self.broker.capabilities()
+    }
+    async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
+        self.broker.open_producer(spec).await
+    }
+    async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
+        self.broker.open_consumer(subscription).await
+    }
+    fn admin(&self) -> Arc<dyn Admin> {
+        self.broker.admin()
+    }
+    fn health(&self) -> HealthWatch {
+        self.broker.health()
+    }
+    async fn close(&self, deadline: Duration) -> CloseReport {
+        let report = self.broker.close(deadline).await;
+        // The proxy needs a moment to see that a socket was closed.
+        for _ in 0..100 {
+            if self.proxy.lock().unwrap().as_ref().is_none_or(|p| p.live() == 0) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if let Some(proxy) = self.proxy.lock().unwrap().take()
+            && proxy.live() > 0
+        {
+            self.leaks.lock().unwrap().push(format!("{} sockets", proxy.live()));
+        }
+        report
+    }
+}
+
 struct World {
     scheme: &'static str,
     port: u16,
     run: String,
     hooks: Arc<Counts>,
     /// Each connection comes through a proxy of its own, so that faults hit it alone.
-    proxies: Mutex<HashMap<u64, Arc<Mutex<Proxy>>>>,
+    proxies: Mutex<HashMap<u64, Arc<Mutex<Option<Proxy>>>>>,
+    leaks: Arc<Mutex<Vec<String>>>,
+    /// A member that died leaves its name for the janitor.
+    died: AtomicBool,
     accepting: Mutex<bool>,
-    waiting: Mutex<Vec<Arc<Mutex<Proxy>>>>,
+    waiting: Mutex<Vec<Arc<Mutex<Option<Proxy>>>>>,
     numbers: AtomicU64,
 }
 
@@ -74,7 +125,9 @@ impl World {
         let proxy = self.proxies.lock().unwrap().get(&of.number).cloned();
         let proxy = proxy.ok_or(Lacking("a connection of that number"))?;
         let mut proxy = proxy.lock().unwrap();
+        let Some(proxy) = proxy.as_mut() else { return Ok(()) };
         if on {
+            self.died.fetch_or(trouble == Trouble::Refuse, Ordering::Relaxed);
             proxy.begin(trouble).expect("the proxy obeys");
         } else {
             // One that met no traffic is fine here: the suite looks at the effect.
@@ -106,7 +159,7 @@ impl Environment for World {
         if accepting {
             proxy.lead_to(self.port);
         }
-        let proxy = Arc::new(Mutex::new(proxy));
+        let proxy = Arc::new(Mutex::new(Some(proxy)));
         if !accepting {
             self.waiting.lock().unwrap().push(proxy.clone());
         }
@@ -117,7 +170,8 @@ impl Environment for World {
         }
         let broker = mq_redis::connect_with_hooks(&url, self.hooks.clone()).await?;
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        self.proxies.lock().unwrap().insert(number, proxy);
+        self.proxies.lock().unwrap().insert(number, proxy.clone());
+        let broker = Arc::new(Proxied { broker, proxy, leaks: self.leaks.clone() });
         Ok(Connection { broker, number })
     }
 
@@ -146,7 +200,9 @@ impl Environment for World {
         *self.accepting.lock().unwrap() = yes;
         if yes {
             for proxy in self.waiting.lock().unwrap().drain(..) {
-                proxy.lock().unwrap().lead_to(self.port);
+                if let Some(proxy) = proxy.lock().unwrap().as_ref() {
+                    proxy.lead_to(self.port);
+                }
             }
         }
         Ok(())
@@ -164,7 +220,8 @@ impl Environment for World {
         let key = dead_letters(topic, group);
         let mut raw = self.raw();
         // A key of another type, which takes no entries.
-        let command = if refuse { redis::cmd("SET").arg(&key).arg("x").take() } else { redis::cmd("DEL").arg(&key).take() };
+        let command =
+            if refuse { redis::cmd("SET").arg(&key).arg("x").take() } else { redis::cmd("DEL").arg(&key).take() };
         command.exec(&mut raw).map_err(|_| Lacking("changing the key of dead letters"))
     }
 
@@ -179,12 +236,10 @@ impl Environment for World {
 
     async fn leftovers(&self) -> Leftovers {
         let mut left = Leftovers::default();
-        for (number, proxy) in self.proxies.lock().unwrap().iter() {
-            let live = proxy.lock().unwrap().live();
-            if live > 0 {
-                left.connections += live as u64;
-                left.details.push(format!("{live} sockets of connection {number}"));
-            }
+        left.details = self.leaks.lock().unwrap().clone();
+        left.connections = left.details.len() as u64;
+        if self.died.load(Ordering::Relaxed) {
+            return left;
         }
         let mut raw = self.raw();
         let keys: Vec<String> = redis::cmd("KEYS").arg(format!("{}*", self.run)).query(&mut raw).unwrap_or_default();

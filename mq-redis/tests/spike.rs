@@ -1,6 +1,6 @@
 //! End to end on a real server.
 
-use mq_api::{BrokerExt, ConsumerExt, Message, ProducerExt, Settled, Subscription};
+use mq_api::{BrokerExt, ConsumerExt, Message, Settled, Subscription};
 use mq_testbed::Kind;
 use std::time::Duration;
 

@@ -157,7 +157,7 @@ impl Proxy {
         let proxy = Self::leading_nowhere(seed)?;
         let server = match kind {
             // Told of the proxy, since a Kafka client connects to the address the broker names.
-            Kind::Kafka => KafkaOptions { proxied_as: Some(proxy.port), lines: Vec::new() }.start()?,
+            Kind::Kafka => KafkaOptions { proxied_as: Some(proxy.port), ..KafkaOptions::default() }.start()?,
             _ => Server::start(kind)?,
         };
         proxy.lead_to(server.behind_proxy());

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use crate::server::Recipe;
 use crate::{Kind, Launch, Problem, Result, Server, folders, free_port, programs};
 
@@ -13,6 +15,37 @@ pub struct RabbitOptions {
     pub lines: Vec<String>,
     /// The content of `advanced.config`, for what `rabbitmq.conf` has no name for.
     pub advanced: Option<String>,
+    /// Users beside `guest`.
+    pub users: Vec<RabbitUser>,
+    /// Its place among several.
+    pub member: Option<RabbitMember>,
+}
+
+/// One of several nodes.
+#[derive(Debug, Clone)]
+pub struct RabbitMember {
+    /// Without the host.
+    pub name: String,
+    /// The port of the epmd that all share, which somebody else holds.
+    pub epmd: u16,
+    /// The node to join, by its name.
+    pub seed: Option<String>,
+}
+
+/// Nodes of a cluster let each other in by this, and need to have the same.
+const COOKIE: &str = "anymqtestcookie";
+
+/// A user with all permissions in one virtual host, which is made for it.
+#[derive(Debug, Clone)]
+pub struct RabbitUser {
+    /// Its name.
+    pub name: String,
+    /// Its password.
+    pub password: String,
+    /// Its virtual host.
+    pub virtual_host: String,
+    /// What it may configure, write and read: three regular expressions.
+    pub permissions: [String; 3],
 }
 
 impl RabbitOptions {
@@ -22,6 +55,34 @@ impl RabbitOptions {
     /// As [`Server::start`].
     pub fn start(self) -> Result<Server> {
         Server::in_own_folder(|_, path| recipe(path, self.clone()), Kind::RabbitMq)
+    }
+
+    /// Adds a user with all permissions in a virtual host.
+    #[must_use]
+    pub fn user(mut self, name: &str, password: &str, virtual_host: &str) -> Self {
+        self.users.push(RabbitUser {
+            name: name.into(),
+            password: password.into(),
+            virtual_host: virtual_host.into(),
+            permissions: [".*", ".*", ".*"].map(str::to_owned),
+        });
+        self
+    }
+
+    /// Listens with TLS on that port too, which [`free_port`](crate::free_port) gives, and asks clients for a
+    /// certificate. The usual port stays open without.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, port: u16, certificates: &crate::Certificates, server: &crate::Pair) -> Self {
+        self.lines.extend([
+            format!("listeners.ssl.1 = 127.0.0.1:{port}"),
+            format!("ssl_options.cacertfile = {}", certificates.authority.display()),
+            format!("ssl_options.certfile = {}", server.certificate.display()),
+            format!("ssl_options.keyfile = {}", server.key.display()),
+            "ssl_options.verify = verify_peer".to_owned(),
+            "ssl_options.fail_if_no_peer_cert = true".to_owned(),
+        ]);
+        self
     }
 
     /// Ends consumers that hold a message unacknowledged for longer than this.
@@ -39,7 +100,7 @@ pub(crate) fn recipe(path: &Path, options: RabbitOptions) -> Result<Box<dyn Reci
         path: path.to_path_buf(),
         port: free_port()?,
         distribution: free_port()?,
-        epmd: free_port()?,
+        epmd: options.member.as_ref().map_or_else(free_port, |member| Ok(member.epmd))?,
         command_line: free_port()?,
         home: programs::rabbitmq()?,
         options,
@@ -57,13 +118,40 @@ struct RabbitMq {
 }
 
 impl RabbitMq {
+    fn node(&self) -> String {
+        format!("{}@localhost", self.options.member.as_ref().map_or("mq", |member| &member.name))
+    }
+
+    fn cluster_lines(&self, member: &RabbitMember) -> Result<Vec<String>> {
+        use std::os::unix::fs::PermissionsExt;
+        let cookie = self.path.join(".erlang.cookie");
+        programs::write(&cookie, COOKIE)?;
+        // Erlang refuses a cookie that others could read.
+        std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400))
+            .map_err(Problem::during("protect the Erlang cookie"))?;
+        let mut lines = vec![
+            // A node that stands still is given up after this many seconds.
+            "net_ticktime = 5".to_owned(),
+            "cluster_partition_handling = ignore".into(),
+        ];
+        if let Some(seed) = &member.seed {
+            lines.extend([
+                "cluster_formation.peer_discovery_backend = classic_config".to_owned(),
+                format!("cluster_formation.classic_config.nodes.1 = {seed}@localhost"),
+                "cluster_formation.discovery_retry_interval = 200".into(),
+                "cluster_formation.discovery_retry_limit = 200".into(),
+            ]);
+        }
+        Ok(lines)
+    }
+
     fn environment(&self, mut launch: Launch) -> Launch {
         let at = |name: &str| self.path.join(name).into_os_string();
         let local = "-kernel inet_dist_use_interface {127,0,0,1}";
         let settings: [(&'static str, OsString); 19] = [
             // Erlang keeps its cookie in HOME.
             ("HOME", at("")),
-            ("RABBITMQ_NODENAME", "mq@localhost".into()),
+            ("RABBITMQ_NODENAME", self.node().into()),
             ("RABBITMQ_MNESIA_BASE", at("mnesia")),
             ("RABBITMQ_LOG_BASE", at("log")),
             ("RABBITMQ_CONFIG_FILE", at("rabbitmq.conf")),
@@ -88,6 +176,37 @@ impl RabbitMq {
     }
 }
 
+/// Erlang's directory of nodes. Without one of our own a node starts one that outlives it and everybody.
+pub(crate) fn epmd(path: &Path, port: u16) -> Launch {
+    let mut launch = Launch::new("epmd", path).args(["-address", "127.0.0.1", "-port", &port.to_string()]);
+    launch.log = path.join("epmd.log");
+    launch
+}
+
+/// Users and virtual hosts as a file that the server reads at start: cheaper than one command for each. With such a file
+/// `guest` is not made by itself.
+fn definitions(users: &[RabbitUser]) -> String {
+    let mut names = vec![json!({ "name": "guest", "password": "guest", "tags": ["administrator"] })];
+    let mut hosts = vec![json!({ "name": "/" })];
+    let all = |user: &str, host: &str, [configure, write, read]: &[String; 3]| json!({ "user": user, "vhost": host, "configure": configure, "write": write, "read": read });
+    let everything = [".*", ".*", ".*"].map(str::to_owned);
+    let mut permissions = vec![all("guest", "/", &everything)];
+    for user in users {
+        names.push(json!({ "name": user.name, "password": user.password, "tags": [] }));
+        if user.virtual_host != "/" {
+            hosts.push(json!({ "name": user.virtual_host }));
+            permissions.push(all("guest", &user.virtual_host, &everything));
+        }
+        permissions.push(all(&user.name, &user.virtual_host, &user.permissions));
+    }
+    let (policies, queues, exchanges, bindings) = (json!([]), json!([]), json!([]), json!([]));
+    json!({
+        "users": names, "vhosts": hosts, "permissions": permissions,
+        "policies": policies, "queues": queues, "exchanges": exchanges, "bindings": bindings,
+    })
+    .to_string()
+}
+
 impl Recipe for RabbitMq {
     fn kind(&self) -> Kind {
         Kind::RabbitMq
@@ -109,6 +228,14 @@ impl Recipe for RabbitMq {
             "disk_free_limit.absolute = 50MB".into(),
         ];
         lines.extend(self.options.lines.iter().cloned());
+        if let Some(member) = &self.options.member {
+            lines.extend(self.cluster_lines(member)?);
+        }
+        if !self.options.users.is_empty() {
+            let file = self.path.join("definitions.json");
+            programs::write(&file, &definitions(&self.options.users))?;
+            lines.push(format!("load_definitions = {}", file.display()));
+        }
         programs::write(&self.path.join("rabbitmq.conf"), &(lines.join("\n") + "\n"))?;
         programs::write(&self.path.join("enabled_plugins"), "[].\n")?;
         match &self.options.advanced {
@@ -118,11 +245,14 @@ impl Recipe for RabbitMq {
     }
 
     fn companions(&self) -> Vec<Launch> {
-        // Without one of our own the node starts an epmd that outlives it and everybody.
-        let port = self.epmd.to_string();
-        let mut launch = Launch::new("epmd", &self.path).args(["-address", "127.0.0.1", "-port", &port]);
-        launch.log = self.path.join("epmd.log");
-        vec![launch]
+        if self.options.member.is_some() { Vec::new() } else { vec![epmd(&self.path, self.epmd)] }
+    }
+
+    fn control(&self, arguments: &[&str]) -> Option<Launch> {
+        // Not the rabbitmqctl on the PATH, which changes to another user and reads another cookie.
+        let mut launch = Launch::new(self.home.join("sbin/rabbitmqctl"), &self.path).args(["-q"]).args(arguments);
+        launch.log = self.path.join("rabbitmqctl.log");
+        Some(self.environment(launch))
     }
 
     fn launch(&self) -> Launch {

@@ -30,6 +30,10 @@ pub(crate) trait Recipe: Send + Sync {
         Vec::new()
     }
     fn launch(&self) -> Launch;
+    /// The server's own command line tool, where it has one.
+    fn control(&self, _arguments: &[&str]) -> Option<Launch> {
+        None
+    }
     /// One try.
     fn ready(&self) -> bool {
         crate::answers(self.kind(), self.port())
@@ -195,6 +199,18 @@ impl Server {
     #[must_use]
     pub fn answers(&self) -> bool {
         self.recipe.ready()
+    }
+
+    /// Runs the server's command line tool (`rabbitmqctl`), as `["set_vm_memory_high_watermark", "absolute", "1MB"]` for
+    /// a memory alarm and `["set_vm_memory_high_watermark", "0.4"]` for its end.
+    ///
+    /// # Errors
+    /// When this kind of server has none, or the tool failed.
+    pub fn control(&self, arguments: &[&str]) -> Result<()> {
+        match self.recipe.control(arguments) {
+            Some(launch) => launch.run(),
+            None => Err(Problem::new(format!("{} has no command line tool here", self.kind()))),
+        }
     }
 
     /// A clean stop, which keeps the data.

@@ -60,7 +60,7 @@ fn place(delivery: &Delivery) -> Option<String> {
 }
 
 async fn handle(delivery: Delivery, order: &Order, history: &Historian) {
-    let (id, place) = (id_in(&delivery.payload), place(&delivery));
+    let (id, place) = (id_in(delivery.payload_bytes()), place(&delivery));
     history.write(Event::Delivered { id: id.clone(), place: place.clone() });
     tokio::select! {
         // The work.
@@ -84,7 +84,7 @@ pub(crate) async fn what_is_left(broker: &Arc<dyn Broker>, order: &Order) -> Res
     let mut found = BTreeSet::new();
     while let Ok(delivery) = tokio::time::timeout(SILENCE, consumer.recv()).await {
         let Some(delivery) = delivery? else { break };
-        found.insert(id_in(&delivery.payload));
+        found.insert(id_in(delivery.payload_bytes()));
         held.push(delivery);
     }
     for delivery in held {

@@ -14,7 +14,7 @@ use clap::Subcommand;
 use mq_testbed::{Entry, Fleet, Folder, Kind, Origin, Problem};
 use serde_json::{Value, json};
 
-use crate::Outcome;
+use crate::{Outcome, containers};
 
 /// Arguments of `cargo xtask brokers`.
 #[derive(clap::Args)]
@@ -73,6 +73,8 @@ fn up() -> Outcome {
     }
     let ours: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| std::env::var_os(kind.variable()).is_none()).collect();
     mq_testbed::provide(&ours, |line| println!("{line}"))?;
+    let short: Vec<Kind> = ours.into_iter().filter(|kind| mq_testbed::shortage(*kind).is_some()).collect();
+    let contained = containers::up(&short)?;
 
     fs::create_dir_all(mq_testbed::root()).map_err(Problem::during("make target/brokers"))?;
     let log = fs::File::create(mq_testbed::root().join("keeper.log")).map_err(Problem::during("open keeper.log"))?;
@@ -80,6 +82,8 @@ fn up() -> Outcome {
     let mut keeper = Command::new("setsid")
         .arg(crate::this_program())
         .args(["brokers", "keep"])
+        // For the keeper, those in containers are servers that somebody else runs.
+        .envs(contained.iter().map(|(kind, url)| (kind.variable(), url)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -175,6 +179,7 @@ fn down() -> Outcome {
         }
     }
     mq_testbed::sweep();
+    containers::down()?;
     let _ = fs::remove_file(env_file());
     println!("down");
     Ok(())

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Features that change how a C library is built or found rather than what the library does. Turning them on would
 /// need further tools, and build librdkafka a second time.
-const HOW_TO_BUILD: [&str; 5] = ["cmake", "dynamic", "vendored", "static", "gssapi"];
+const HOW_TO_BUILD: [&str; 6] = ["cmake", "dynamic", "vendored", "static", "gssapi", "zstd"];
 
 /// `cargo` arguments that select the whole workspace with the features of every crate.
 pub(crate) fn everything() -> Result<Vec<String>, Problem> {

@@ -10,6 +10,7 @@
 mod bench;
 mod brokers;
 mod build_program;
+mod containers;
 mod faults;
 mod features;
 mod guard;

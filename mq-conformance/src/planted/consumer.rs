@@ -59,7 +59,7 @@ impl FaultyConsumer {
             Bug::SameIdOnce => mine && delivery.attempt() == 1,
             Bug::UnsettledForgotten => known && self.state.forget.load(Ordering::Relaxed),
             Bug::NeighboursBlamed => {
-                let blame = self.state.crashes.load(Ordering::Relaxed) >= 2
+                let blame = self.state.crashes.load(Ordering::Relaxed) >= 1
                     && delivery.attempt() == 1
                     && !self.state.blamed.swap(true, Ordering::Relaxed);
                 return blame.then_some(Disposition::DeadLetter { reason: Reason::Crash, error: None });

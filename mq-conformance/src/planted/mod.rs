@@ -22,6 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::time::Duration;
 
 /// What all connections of one faulty world share.
 struct State {
@@ -119,6 +120,9 @@ impl Harvest {
     }
 }
 
+/// A planted bug may make a test spin for ever: it is given up after this.
+const WALL: Duration = Duration::from_secs(15);
+
 /// Plants every bug that a test names and runs the tests that name it. A test that runs on one and on eight partitions has
 /// to fail on either.
 pub fn run(factory: &Arc<dyn Factory>, cases: &[Case], options: &Options) -> Harvest {
@@ -131,11 +135,15 @@ pub fn run(factory: &Arc<dyn Factory>, cases: &[Case], options: &Options) -> Har
             continue;
         }
         let faulty: Arc<dyn Factory> = Arc::new(Faulty::new(factory.clone(), *bug));
-        let alone = Options { filter: None, partitions: Some(1), ..options.clone() };
+        let alone = Options { filter: None, partitions: Some(1), wall: Some(WALL), ..options.clone() };
         let report: Report = crate::run(&faulty, &named, &alone);
         let mut one = Caught { bug: *bug, failed: Vec::new(), missed: Vec::new() };
         for entry in report.entries {
             match &entry.outcome {
+                // Not what the test is to say of a bug.
+                Outcome::Failed { text, .. } if text.starts_with(crate::runner::HANGS) => {
+                    one.missed.push(format!("{} (it hangs)", entry.name));
+                }
                 Outcome::Failed { text, .. } => {
                     if options.verbose {
                         println!("{bug}: {} failed: {text}", entry.name);

@@ -95,6 +95,14 @@ impl Table {
         Box::pin(async move { Self::told(bug, sending.await, &copy) })
     }
 
+    /// Whether a message of this key is held; `None` when one of another key is.
+    fn holds(&self, key: Option<&bytes::Bytes>) -> Option<bool> {
+        match &*self.held.lock() {
+            None => Some(false),
+            Some((_, held, _)) => (held.key.as_ref() == key).then_some(true),
+        }
+    }
+
     fn ticket(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -112,17 +120,20 @@ impl SendTable for Table {
     fn poll_sent(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<SendResult> {
         self.let_go();
         let ticket = self.swapped.lock().get(&ticket).copied().unwrap_or(ticket);
-        let mut flying = self.flying.lock();
-        let Some(future) = flying.get_mut(&ticket) else {
+        // Polled outside the lock: what flies may itself be a ticket of this table.
+        let Some(mut future) = self.flying.lock().remove(&ticket) else {
             return Poll::Ready(Err(Error::closed("this producer")));
         };
-        let result = std::task::ready!(future.as_mut().poll(cx));
-        flying.remove(&ticket);
-        Poll::Ready(result)
+        let polled = future.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.flying.lock().insert(ticket, future);
+        }
+        polled
     }
 
     fn forget(&self, ticket: u64) {
-        self.flying.lock().remove(&ticket);
+        let gone = self.flying.lock().remove(&ticket);
+        drop(gone);
     }
 }
 
@@ -144,7 +155,7 @@ impl Producer for FaultyProducer {
         }
         let ticket = table.ticket();
         match self.bug() {
-            Bug::SendsReordered if table.held.lock().is_none() => {
+            Bug::SendsReordered if table.holds(message.key.as_ref()) == Some(false) => {
                 *table.held.lock() = Some((ticket, message, options));
             }
             Bug::CloseForgetsSends => {
@@ -159,6 +170,8 @@ impl Producer for FaultyProducer {
                 table.flying.lock().insert(ticket, Box::pin(future));
             }
             bug => {
+                // One of the same key is held: this one goes before it.
+                let overtakes = bug == Bug::SendsReordered && table.holds(message.key.as_ref()) == Some(true);
                 if bug == Bug::ResultsById
                     && let Some(twin) = table.by_id.lock().insert(message.id.clone(), ticket)
                     && table.flying.lock().contains_key(&twin)
@@ -168,7 +181,7 @@ impl Producer for FaultyProducer {
                 }
                 let flying = table.fly(message, options);
                 table.flying.lock().insert(ticket, flying);
-                if bug == Bug::SendsReordered {
+                if overtakes {
                     table.let_go();
                 }
             }

@@ -75,15 +75,10 @@ impl Environment for FaultyWorld {
         if self.is(Bug::ImpatientConnect) && self.state.away.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Unavailable, "the broker is away"));
         }
-        let kept: Vec<(&str, &str)> = parameters
-            .iter()
-            .copied()
-            .filter(|(name, _)| match self.state.bug {
-                Bug::ParametersIgnored => false,
-                Bug::PatientConnect => *name != "connect_timeout",
-                _ => true,
-            })
-            .collect();
+        while self.is(Bug::PatientConnect) && self.state.away.load(Ordering::Relaxed) {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
+        let kept: Vec<(&str, &str)> = parameters.iter().copied().filter(|_| !self.is(Bug::ParametersIgnored)).collect();
         Ok(self.wrap(self.inner.connect_with(&kept).await?))
     }
 

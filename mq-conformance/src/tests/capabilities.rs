@@ -144,7 +144,7 @@ async fn cap_replay_works(t: Test) -> Check {
 async fn cap_partitions_work(t: Test) -> Check {
     let c = t.connect().await?;
     let sender = t.sender_with(&c, t.spec().partitions(4)).await?;
-    let mut member = t.member(&c, "a").await?;
+    let mut member = t.member_with(&c, "a", t.sub().partitions(4)).await?;
     let mut seen = std::collections::BTreeSet::new();
     for n in 0..64 {
         sender.send_keyed(&format!("k{n}"), &format!("m{n}")).await?;

@@ -8,7 +8,7 @@ use mq_api::{
 use std::time::Duration;
 
 cases! {
-    "7.1" p7_1_the_same_program_runs_on_any_broker needs [Groups Settlement] bugs [LoseMessage];
+    "7.1" p7_1_the_same_program_runs_on_any_broker needs [] bugs [LoseMessage];
     "7.2" p7_2_an_unknown_parameter_is_named needs [] bugs [ParametersIgnored] one;
     "7.2" p7_2_a_wrong_value_is_named needs [] bugs [ParametersIgnored] one;
     "7.2" p7_2_an_unknown_native_option_is_named needs [] bugs [NativeIgnored] one;

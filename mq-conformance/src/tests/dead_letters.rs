@@ -1,7 +1,7 @@
 //! Section 5: dead letters and the way back.
 
 use crate::case::cases;
-use crate::{Check, Connection, Doing, GROUP, Stopwatch, Test, TestFailure, ensure, ensure_eq};
+use crate::{Check, Connection, Doing, GROUP, READERS, Stopwatch, Test, TestFailure, ensure, ensure_eq};
 use mq_api::{
     BrokerExt, DeadLetterPolicy, Envelope, ErrorKind, Failure, Feature, Group, HealthState, Message, Provisioning,
     Reason, RedriveOptions, RedriveReport, RetryPolicy, Topic,
@@ -12,7 +12,7 @@ cases! {
     "5.1" p5_1_the_envelope_tells_what_happened needs [Groups Settlement DeadLetters] bugs [EnvelopeLacks];
     "5.1" p5_1_a_dead_letter_is_the_same_message needs [Groups Settlement DeadLetters] bugs [HeadersReversed IdReplaced];
     "5.1" p5_1_each_group_has_its_own needs [Groups Settlement DeadLetters] bugs [GroupsMixed];
-    "5.1" p5_1_dead_letters_have_no_dead_letters needs [Groups Settlement DeadLetters Delay] bugs [DropIsAck] one;
+    "5.1" p5_1_dead_letters_have_no_dead_letters needs [Groups Settlement DeadLetters Delay] bugs [NackIsAck] one;
     "5.1" p5_1_the_error_chain_is_cut_to_a_bound needs [Groups Settlement DeadLetters] bugs [EnvelopeLacks] one;
     "5.1" p5_1_a_missing_target_is_found_at_subscribe needs [Groups Settlement DeadLetters] bugs [ProvisioningIgnored] one;
     "5.1" p5_1_off_may_mean_for_ever needs [Groups Settlement Retry] bugs [PolicyIgnored];
@@ -327,7 +327,7 @@ async fn p5_3_foreign_letters_stay(t: Test) -> Check {
     let c = t.connect().await?;
     fail(&t, &c, 1).await?;
     let letters = Topic::dead_letters(t.topic(), GROUP);
-    let stranger = t.sender_with(&c, t.spec_to(letters).partitions_of_its_own()).await?;
+    let stranger = t.sender_with(&c, t.spec_to(letters).group(READERS)).await?;
     stranger.send("no envelope").await?;
     let envelope = Envelope::new("another-topic", "another-group", Reason::Permanent, 1);
     stranger.send_message(envelope.dead_letter(&Message::new("lost"))).await?;
@@ -340,18 +340,6 @@ async fn p5_3_foreign_letters_stay(t: Test) -> Check {
     member.stays_quiet().await?;
     t.dead_letters(&c, GROUP, 2).await?;
     Ok(())
-}
-
-/// Dead-letter topics take the partition count that the backend gives them.
-trait OwnPartitions {
-    fn partitions_of_its_own(self) -> Self;
-}
-
-impl OwnPartitions for mq_api::ProducerSpec {
-    fn partitions_of_its_own(mut self) -> Self {
-        self.partitions = None;
-        self
-    }
 }
 
 async fn p5_3_filter_and_dry_run_where_it_can_browse(t: Test) -> Check {

@@ -13,10 +13,10 @@ cases! {
     "4.6" p4_6_timeouts_end_in_the_dead_letters needs [Groups Settlement Retry DeadLetters] bugs [MaxProcessingIgnored] one;
     "4.6" p4_6_lost_ownership_fires_the_token needs [Groups Settlement Retry] bugs [LostSilent] one;
     "4.7" p4_7_a_dead_members_deliveries_reach_another_in_time needs [Groups Settlement] bugs [CrashIsNone];
-    "4.7" p4_7_and_not_before_its_lease_ran_out needs [Groups Settlement] bugs [DeliverTwice] one;
+    "4.7" p4_7_and_not_before_its_lease_ran_out needs [Groups Settlement] bugs [LeaseNotRenewed] one;
     "4.8" p4_8_a_message_that_kills_its_consumer_is_dead_lettered needs [Groups Settlement Retry DeadLetters] bugs [CrashIsNone CrashTrialsIgnored] one;
     "4.8" p4_8_poison_neighbours_are_innocent needs [Groups Settlement Retry DeadLetters] bugs [NeighboursBlamed] one;
-    "4.8" p4_8_clean_stops_and_releases_never_count needs [Groups Settlement Retry DeadLetters] bugs [ReleaseCounts DrainHurries];
+    "4.8" p4_8_clean_stops_and_releases_never_count needs [Groups Settlement Retry DeadLetters] bugs [ReleaseCounts];
     "4.8" p4_8_what_was_never_handed_over_is_never_dead_lettered needs [Groups Settlement Retry DeadLetters] bugs [NeighboursBlamed] one;
     "4.9" p4_9_a_crash_is_counted_as_the_capabilities_say needs [Groups Settlement Retry] bugs [AttemptStuck] one;
 }
@@ -56,8 +56,11 @@ async fn p4_5_a_stale_ack_touches_nothing(t: Test) -> Check {
     t.all_settled(&d, GROUP).await
 }
 
+/// A way to settle, by name.
+type Way = (&'static str, fn() -> Disposition);
+
 async fn p4_5_a_stale_nack_or_dead_letter_does_nothing(t: Test) -> Check {
-    let ways: [(&str, fn() -> Disposition); 4] = [
+    let ways: [Way; 4] = [
         ("nack", || Disposition::Nack { failure: None, after: Some(Duration::ZERO) }),
         ("dead letter", || Disposition::DeadLetter { reason: Reason::from("stale"), error: None }),
         ("release", || Disposition::Release),
@@ -235,7 +238,11 @@ async fn p4_8_a_message_that_kills_its_consumer_is_dead_lettered(t: Test) -> Che
     t.note(format_args!("{lives} died; attempts {attempts:?}"));
     // At most max_attempts takes until it is a suspect, then `crash_trials` alone.
     ensure!((2..=5).contains(&lives), "{lives} members died of one message; 3 attempts and 2 trials are allowed");
-    ensure!(attempts.is_sorted_by(|a, b| a < b), "attempts do not rise: {attempts:?}");
+    match c.broker.capabilities().attempts {
+        AttemptCounts::Exact => ensure!(attempts.is_sorted_by(|a, b| a < b), "attempts do not rise: {attempts:?}"),
+        // A hand-over that ended in a crash may be missed; none is counted twice, and none forgotten again.
+        AttemptCounts::AtLeast => ensure!(attempts.is_sorted(), "attempts fall: {attempts:?}"),
+    }
     let letters = t.dead_letters(&c, GROUP, 1).await?;
     let envelope = Envelope::read(&letters[0].headers);
     ensure_eq!(envelope.map(|e| e.reason), Some(Reason::Crash), "reason");

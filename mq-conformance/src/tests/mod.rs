@@ -35,7 +35,7 @@ pub fn all() -> Vec<Case> {
 }
 
 #[cfg(test)]
-mod tests {
+mod names {
     #[test]
     fn every_test_has_a_name_of_its_own_and_a_planted_bug() {
         let all = super::all();

@@ -16,7 +16,7 @@ cases! {
     "4.2" p4_2_a_permanent_failure_is_dead_lettered_now needs [Groups Settlement Retry DeadLetters] bugs [PermanentRetried];
     "4.2" p4_2_a_transient_failure_is_not_counted_and_pauses needs [Groups Settlement Retry Delay] bugs [TransientCounts];
     "4.2" p4_2_nack_after_is_never_early_and_hardly_late needs [Groups Settlement Retry Delay] bugs [DelayIgnored DelayDoubled];
-    "4.2" p4_2_a_delay_holds_back_no_neighbour needs [Groups Settlement Retry Delay] bugs [OneInFlight] one;
+    "4.2" p4_2_a_delay_holds_back_no_neighbour needs [Groups Settlement Retry Delay] bugs [ParkedBlocks] one;
     "4.2" p4_2_the_default_policy_is_the_stated_one needs [Groups Settlement Retry Delay DeadLetters] bugs [DelayIgnored MaxAttemptsIgnored] one;
     "4.2" p4_2_jitter_only_adds needs [Groups Settlement Retry Delay] bugs [DelayIgnored] one;
     "4.3" p4_3_dead_letter_means_now needs [Groups Settlement DeadLetters] bugs [DeadLetterIsAck];

@@ -91,15 +91,16 @@ impl Toy {
 
     /// Acked, dead-lettered, and whatever is still somewhere.
     pub fn counts(&self) -> (usize, usize, usize) {
-        self.with(|st| (st.acked.len(), st.dead.len(), st.ready.len() + st.delayed.len() + st.pending.len()))
+        let st = self.0.lock();
+        (st.acked.len(), st.dead.len(), st.ready.len() + st.delayed.len() + st.pending.len())
     }
 
     pub fn pending(&self) -> usize {
-        self.with(|st| st.pending.len())
+        self.0.lock().pending.len()
     }
 
     pub fn ready(&self) -> usize {
-        self.with(|st| st.ready.len())
+        self.0.lock().ready.len()
     }
 
     /// Takes what is due for `session`, at most `n` and about `bytes`; waits if there is nothing. `by_tag`: tokens are new
@@ -291,5 +292,16 @@ impl State {
         });
         due.sort_by_key(|(at, _)| *at);
         self.ready.extend(due.into_iter().map(|(_, item)| item));
+    }
+}
+
+impl Toy {
+    /// Makes these look as if they had been taken so often, and their consumers had died each time.
+    pub fn suspect(&self, ids: &[&str], takes: u32) {
+        self.with(|st| {
+            for item in st.ready.iter_mut().filter(|i| ids.contains(&i.message.id.to_string().as_str())) {
+                item.takes = takes;
+            }
+        });
     }
 }

@@ -6,7 +6,7 @@ use crate::script::{Script, lost};
 use crate::tx;
 use mq_api::{Capabilities, Durability, Result};
 use mq_core::{
-    Carry, Driver, End, Mechanics, MoveBy, Plan, ReleaseBy, RetryBy, Run, Session, Settlement, TxSession,
+    Carry, Driver, End, Gate, Mechanics, MoveBy, Plan, ReleaseBy, RetryBy, Run, Session, Settlement, TxSession,
 };
 use std::sync::Arc;
 
@@ -56,7 +56,12 @@ impl Driver for Pusher {
         Ok(Box::pin(async move {
             let me = session.generation;
             let push = async {
+                let mut late = false;
                 loop {
+                    // What was on its way when the consumer was cancelled still comes.
+                    if session.flow.is_shut(Gate::Stopping) && std::mem::replace(&mut late, true) {
+                        return std::future::pending().await;
+                    }
                     let room = prefetch.saturating_sub(toy.pending());
                     if room == 0 {
                         let mut first = true;

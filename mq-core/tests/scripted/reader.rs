@@ -1,7 +1,7 @@
 //! Like Redis: a loop that asks for as much as there is credit, and one that carries out settlements by the broker.
 
 use crate::broker::{Item, Toy};
-use crate::script::{Script, lost};
+use crate::script::Script;
 use crate::tx;
 use mq_api::{Capabilities, Position, Result, Settled};
 use mq_core::{
@@ -131,6 +131,8 @@ impl Driver for Reader {
                     };
                     let got = tokio::select! { biased;
                         () = session.stop.cancelled() => return,
+                        // A close cuts a waiting read short, so that it does not take what is just given back.
+                        () = session.draining.cancelled() => continue,
                         got = fetch(&toy, me, credit.count, credit.bytes, false) => got,
                     };
                     // The read is on its way; it is awaited to its end.
@@ -153,11 +155,11 @@ impl Driver for Reader {
                 }
             };
             let end = tokio::select! { biased;
-                () = cut.cancelled() => lost(),
-                () = stopped => End::Closed,
+                () = cut.cancelled() => None,
+                () = stopped => Some(End::Closed),
             };
             toy.end_session(me, &handed(&lane));
-            end
+            end.unwrap_or_else(|| script.end())
         }))
     }
 

@@ -138,7 +138,7 @@ async fn dead_letters_fail(rig: &Rig, refuse: fn() -> Write) {
         t.fetch_add(1, Ordering::SeqCst);
         if b.load(Ordering::SeqCst) { refuse() } else { Write::Ok }
     });
-    let mut consumer = rig.pusher(sub().max_in_flight(2), 10).await;
+    let mut consumer = rig.pusher(sub().max_in_flight(2), 2).await;
     let health = consumer.control().health();
     let settling = take(&mut consumer, 1).await.remove(0).dead_letter("no");
     let began = Instant::now();

@@ -24,6 +24,16 @@ pub enum Write {
     Silent,
 }
 
+/// How a cut session ends.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Way {
+    #[default]
+    Lost,
+    Panic,
+    Closed,
+    Fatal,
+}
+
 type Decide = Box<dyn FnMut(&mq_core::Outgoing) -> Write + Send>;
 
 #[derive(Default)]
@@ -42,6 +52,7 @@ struct State {
     attaches: u64,
     resumes: Vec<Option<mq_core::Resume>>,
     lanes: Vec<Arc<Lane>>,
+    way: Way,
 }
 
 /// Shared by test and driver.
@@ -125,6 +136,21 @@ impl Script {
     pub fn cut(&self) {
         let cut = std::mem::take(&mut self.0.lock().cut);
         cut.cancel();
+    }
+
+    /// The next cut of a reader is of this kind.
+    pub fn end_by(&self, way: Way) {
+        self.0.lock().way = way;
+    }
+
+    /// How the cut session ends.
+    pub fn end(&self) -> mq_core::End {
+        match std::mem::take(&mut self.0.lock().way) {
+            Way::Lost => lost(),
+            Way::Panic => panic!("scripted panic of a driver"),
+            Way::Closed => mq_core::End::Closed,
+            Way::Fatal => mq_core::End::Fatal(Error::new(ErrorKind::Topology, "scripted")),
+        }
     }
 
     pub fn cut_token(&self) -> CancellationToken {

@@ -35,13 +35,16 @@ fn one(toy: &Toy, script: &Script, out: Outgoing) -> Option<(u64, SendResult)> {
     if let Write::Ok | Write::Unknown = verdict {
         store(toy, out);
     }
-    Some((ticket, match verdict {
-        Write::Ok => Ok(Receipt::new(Durability::Memory)),
-        Write::Unknown | Write::LostUnknown => error(ErrorKind::Timeout, Outcome::Unknown),
-        Write::Reject => error(ErrorKind::Rejected, Outcome::Rejected),
-        Write::NotSent => error(ErrorKind::Unavailable, Outcome::NotSent),
-        Write::Silent => return None,
-    }))
+    Some((
+        ticket,
+        match verdict {
+            Write::Ok => Ok(Receipt::new(Durability::Memory)),
+            Write::Unknown | Write::LostUnknown => error(ErrorKind::Timeout, Outcome::Unknown),
+            Write::Reject => error(ErrorKind::Rejected, Outcome::Rejected),
+            Write::NotSent => error(ErrorKind::Unavailable, Outcome::NotSent),
+            Write::Silent => return None,
+        },
+    ))
 }
 
 fn store(toy: &Toy, out: Outgoing) {
