@@ -16,12 +16,14 @@ mod member;
 #[cfg(feature = "memory")]
 pub mod memory;
 pub mod planted;
+mod program;
 mod refusal;
 mod report;
 mod runner;
 mod sender;
 #[cfg(feature = "memory")]
 pub mod sim;
+mod table;
 mod test;
 mod tests;
 
@@ -32,8 +34,10 @@ pub use expected::expected_refusals;
 pub use history::History;
 pub use ledger::{Ledger, Seen};
 pub use member::{Crew, Got, Member, Stopwatch};
-pub use report::{Entry, Outcome, Report};
+pub use program::program;
+pub use report::{Entry, Outcome, Report, Stated};
 pub use runner::{Options, run};
 pub use sender::Sender;
+pub use table::table;
 pub use test::{GROUP, READERS, Test};
 pub use tests::all;

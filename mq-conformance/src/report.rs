@@ -1,12 +1,13 @@
 //! What a run found: by promise, as JSON, and in one last line.
 
-use serde::Serialize;
+use mq_api::{Capabilities, Feature, Support};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
 /// What became of one test.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "lowercase")]
 pub enum Outcome {
     /// The promise holds.
@@ -16,7 +17,7 @@ pub enum Outcome {
         /// What was found.
         text: String,
         /// What happened, in order.
-        #[serde(skip_serializing_if = "String::is_empty")]
+        #[serde(default, skip_serializing_if = "String::is_empty")]
         history: String,
     },
     /// The capabilities refuse it, and the refusal was tested.
@@ -27,31 +28,75 @@ pub enum Outcome {
 }
 
 /// One test of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Entry {
     /// Its name; with `@8` when it ran on eight partitions.
     pub name: String,
     /// The promise.
-    pub promise: &'static str,
+    pub promise: String,
+    /// The features that it needs.
+    #[serde(default)]
+    pub needs: Vec<String>,
     /// What became of it.
     #[serde(flatten)]
     pub outcome: Outcome,
     /// Numbers it came to.
     pub counts: BTreeMap<String, u64>,
     /// How long it took on the wall.
-    #[serde(serialize_with = "as_millis", rename = "millis")]
+    #[serde(with = "millis", rename = "millis")]
     pub took: Duration,
 }
 
-fn as_millis<S: serde::Serializer>(took: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u64(u64::try_from(took.as_millis()).unwrap_or(u64::MAX))
+mod millis {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use std::time::Duration;
+
+    pub(super) fn serialize<S: Serializer>(took: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(u64::try_from(took.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        u64::deserialize(deserializer).map(Duration::from_millis)
+    }
+}
+
+/// What the backend says of one feature.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stated {
+    /// The feature.
+    pub feature: String,
+    /// `native`, `emulated` or `unsupported`.
+    pub support: String,
+    /// How it is emulated, or why it is missing.
+    pub note: String,
+}
+
+impl Stated {
+    /// All features of a backend.
+    pub fn all(found: &Capabilities) -> Vec<Self> {
+        let one = |feature: &Feature| {
+            let (support, note) = match found.support(*feature) {
+                Support::Native => ("native", ""),
+                Support::Emulated(how) => ("emulated", *how),
+                Support::Unsupported(why) => ("unsupported", *why),
+            };
+            Self { feature: feature.to_string(), support: support.to_owned(), note: note.to_owned() }
+        };
+        Feature::ALL.iter().map(one).collect()
+    }
 }
 
 /// All tests of a run.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The backend.
     pub backend: String,
+    /// What it says that it can do.
+    #[serde(default)]
+    pub capabilities: Vec<Stated>,
+    /// Level of a confirmed send, and of a confirmed settlement.
+    #[serde(default)]
+    pub levels: (String, String),
     /// In the order of the suite.
     pub entries: Vec<Entry>,
 }
@@ -109,7 +154,7 @@ impl Report {
 
     /// A table by promise: how many tests, what became of them, and those that did not pass by name.
     pub fn table(&self) -> String {
-        let mut promises: Vec<&str> = self.entries.iter().map(|e| e.promise).collect();
+        let mut promises: Vec<&str> = self.entries.iter().map(|e| e.promise.as_str()).collect();
         promises.sort_by_key(|p| sort_key(p));
         promises.dedup();
         let mut text = String::from("promise   passed  failed  unsupported\n");
@@ -144,6 +189,20 @@ impl Report {
             }
         }
         text
+    }
+
+    /// Reads a report out of what a program printed: the JSON, with or without lines before and after it.
+    ///
+    /// # Errors
+    /// That there is none, or what is wrong with it.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let start = text.find("{\n").ok_or("no report in JSON")?;
+        let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Self>();
+        match values.next() {
+            Some(Ok(report)) => Ok(report),
+            Some(Err(e)) => Err(format!("the report cannot be read: {e}")),
+            None => Err("no report in JSON".to_owned()),
+        }
     }
 
     /// As JSON.
@@ -206,12 +265,13 @@ mod tests {
     fn report(outcomes: &[(&str, Outcome)]) -> Report {
         let entry = |(name, outcome): &(&str, Outcome)| Entry {
             name: (*name).to_owned(),
-            promise: "2.1",
+            promise: "2.1".to_owned(),
+            needs: Vec::new(),
             outcome: outcome.clone(),
             counts: Default::default(),
             took: Default::default(),
         };
-        Report { backend: "x".into(), entries: outcomes.iter().map(entry).collect() }
+        Report { backend: "x".into(), entries: outcomes.iter().map(entry).collect(), ..Report::default() }
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Runs the tests: each in a thread and runtime of its own, under one deadline, with its leftovers counted.
 
-use crate::{Case, Check, Clock, Entry, Factory, History, Outcome, Report, Spread, Test, TestFailure, ensure, refusal};
-use mq_api::Feature;
+use crate::{
+    Case, Check, Clock, Entry, Factory, History, Outcome, Report, Spread, Stated, Test, TestFailure, ensure, refusal,
+};
+use mq_api::{Capabilities, Feature};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,7 +50,8 @@ struct Job {
 
 /// Runs `cases` against the broker of `factory`.
 pub fn run(factory: &Arc<dyn Factory>, cases: &[Case], options: &Options) -> Report {
-    let partitioned = has_partitions(factory);
+    let found = probe(factory);
+    let partitioned = found.as_ref().is_some_and(|f| f.has(Feature::Partitions));
     let mut jobs = VecDeque::new();
     let mut lonely = VecDeque::new();
     for case in cases {
@@ -91,24 +94,30 @@ pub fn run(factory: &Arc<dyn Factory>, cases: &[Case], options: &Options) -> Rep
     work(&Mutex::new(lonely));
     let mut done = done.into_inner();
     done.sort_by_key(|(index, _)| *index);
-    Report { backend: factory.name(), entries: done.into_iter().map(|(_, entry)| entry).collect() }
+    Report {
+        backend: factory.name(),
+        capabilities: found.as_deref().map(Stated::all).unwrap_or_default(),
+        levels: found.map(|f| (f.send_level.to_string(), f.settle_level.to_string())).unwrap_or_default(),
+        entries: done.into_iter().map(|(_, entry)| entry).collect(),
+    }
 }
 
-fn has_partitions(factory: &Arc<dyn Factory>) -> bool {
-    let found = Arc::new(Mutex::new(false));
-    let probe = {
+/// What the backend can do; `None` when no connection can be made, which then fails every test.
+fn probe(factory: &Arc<dyn Factory>) -> Option<Arc<Capabilities>> {
+    let found = Arc::new(Mutex::new(None));
+    let body = {
         let found = found.clone();
         move |t: Test| {
             let work: futures_util::future::LocalBoxFuture<'static, Check> = Box::pin(async move {
-                *found.lock() = t.has(Feature::Partitions).await?;
+                *found.lock() = Some(t.capabilities().await?);
                 Ok(())
             });
             work
         }
     };
-    let (outcome, _) = in_own_runtime(factory, "probe", 1, (None, None), probe);
+    let (outcome, _) = in_own_runtime(factory, "probe", 1, (None, None), body);
     drop(outcome);
-    *found.lock()
+    found.lock().take()
 }
 
 fn run_one(factory: &Arc<dyn Factory>, job: &Job, wall: Option<Duration>) -> Entry {
@@ -135,7 +144,14 @@ fn run_one(factory: &Arc<dyn Factory>, job: &Job, wall: Option<Duration>) -> Ent
         },
         other => other,
     };
-    Entry { name: job.name.clone(), promise: case.promise, outcome, counts, took: began.elapsed() }
+    Entry {
+        name: job.name.clone(),
+        promise: case.promise.to_owned(),
+        needs: case.needs.iter().map(ToString::to_string).collect(),
+        outcome,
+        counts,
+        took: began.elapsed(),
+    }
 }
 
 type Counts = BTreeMap<String, u64>;

@@ -337,6 +337,21 @@ impl Test {
         Ok(letters)
     }
 
+    /// Deletes the group while it has members. False: the broker keeps a group as long as it has members (Kafka), and said so.
+    pub(crate) async fn delete_group_in_use(&self, on: &Connection) -> Check<bool> {
+        match on.broker.admin().delete_group(&self.topic(), &mq_api::Group::new(GROUP)).await {
+            Ok(gone) => {
+                crate::ensure!(gone, "a group with a member was not there to delete");
+                Ok(true)
+            }
+            Err(e) if e.kind() == mq_api::ErrorKind::Topology && e.to_string().contains("members") => {
+                self.note(format_args!("the group cannot go while it has members: {e}"));
+                Ok(false)
+            }
+            Err(e) => Err(TestFailure::new(format!("deleting a group with members: {e}"))),
+        }
+    }
+
     /// Uses a hook of the environment.
     ///
     /// # Errors

@@ -102,7 +102,8 @@ impl Lane {
         let park = match self.shared.mechanics.retry {
             _ if self.shared.policy.per_key => true,
             RetryBy::Driver | RetryBy::Publish => false,
-            RetryBy::ParkThenPublish { park } => after <= park,
+            // Past the bound of parked ones it waits at the broker.
+            RetryBy::ParkThenPublish { park } => after <= park && self.shared.may_park(),
         };
         if park {
             let Some(s) = ring.slots.get_mut(slot) else { return SettleStart::Done(Settled::Stale) };

@@ -18,6 +18,10 @@ pub struct SlotView {
     pub settled: bool,
     /// Whether it was handed to the application.
     pub handed: bool,
+    /// Whether it is in the application's hands now.
+    pub in_hand: bool,
+    /// When it was handed out last.
+    pub since: Option<Instant>,
     /// The attempt number.
     pub attempt: u32,
     /// How often it was recorded as handed over alone.
@@ -112,6 +116,8 @@ impl Lane {
                 token: s.token,
                 settled: self.is_settled(s.state),
                 handed: s.handed_at.is_some(),
+                in_hand: s.state == SlotState::Handed,
+                since: s.handed_at,
                 attempt: s.attempt,
                 trials: s.trials,
             });

@@ -184,6 +184,14 @@ impl Session {
         self.shared.trouble(what, reason);
     }
 
+    /// For drivers whose client reconnects by itself: the broker cannot be reached, or (`None`) can again. The session goes on.
+    pub fn unreachable(&self, why: Option<String>) {
+        match why {
+            Some(why) => self.shared.session_state(mq_api::HealthState::Reconnecting, why),
+            None => self.shared.session_state(mq_api::HealthState::Running, ""),
+        }
+    }
+
     /// Settled before the hand-over.
     pub fn at_most_once(&self) -> bool {
         self.shared.at_most_once

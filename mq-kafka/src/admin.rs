@@ -8,7 +8,7 @@ use crate::ffi::Entry;
 use crate::group::{self, group_id};
 use crate::letters::Letters;
 use crate::record::Record;
-use crate::topology::{Cluster, REQUEST, Wanted, options};
+use crate::topology::{Cluster, REQUEST, Wanted, options, patient};
 use crate::{fault, start};
 use mq_api::{
     Admin, Backlog, Count, DeadLetter, Error, ErrorKind, Group, GroupInfo, PendingDelivery, Provisioning,
@@ -60,8 +60,9 @@ pub(crate) fn standing(cluster: &Cluster, topic: &str, id: &str) -> Result<Stand
 }
 
 pub(crate) fn watermarks(consumer: &BaseConsumer<Ctx>, topic: &str, partition: i32) -> Result<(u64, u64)> {
-    let found = consumer.fetch_watermarks(topic, partition, REQUEST);
-    let (low, high) = found.map_err(|e| fault::error(format_args!("looking up the ends of '{topic}'"), e))?;
+    let look = || consumer.fetch_watermarks(topic, partition, REQUEST);
+    let doing = || format!("looking up the ends of '{topic}'");
+    let (low, high) = patient(|| look().map_err(|e| fault::error(doing(), e)))?;
     Ok((u64::try_from(low).unwrap_or_default(), u64::try_from(high).unwrap_or_default()))
 }
 
@@ -211,7 +212,7 @@ pub(crate) fn commit(visitor: &BaseConsumer<Ctx>, marks: &[Mark]) -> Result<()> 
         entry.set_offset(Offset::Offset(mark.offset as i64)).map_err(|e| fault::error(doing, e))?;
         entry.set_metadata(&mark.metadata);
     }
-    visitor.commit(&list, CommitMode::Sync).map_err(|e| fault::error(doing, e))
+    patient(|| visitor.commit(&list, CommitMode::Sync).map_err(|e| fault::error(doing, e)))
 }
 
 /// The record of a committed entry.
@@ -222,17 +223,20 @@ pub(crate) fn known(entry: &Entry) -> (u64, Record) {
 
 fn pending(cluster: &Cluster, topic: &Topic, group: &Group, limit: usize) -> Vec<PendingDelivery> {
     let mut out = Vec::new();
+    let now = cluster.env.now();
     for watched in cluster.watched(topic, group) {
         watched.lane.visit(|slot| {
-            if slot.handed && !slot.settled {
+            if slot.in_hand {
                 let partition = watched.lane.source().partition;
                 let position = mq_api::Position::offset(slot.token.0);
                 let owner = Some(watched.member.to_string());
-                out.push(PendingDelivery::new(partition, position, owner, Duration::ZERO, slot.attempt));
+                let idle = slot.since.map(|since| now - since).unwrap_or_default();
+                out.push(PendingDelivery::new(partition, position, owner, idle, slot.attempt));
             }
         });
     }
-    out.sort_by_key(|p| (p.position, p.partition));
+    // Oldest first.
+    out.sort_by_key(|p| (std::cmp::Reverse(p.idle), p.partition, p.position));
     out.truncate(limit);
     out
 }

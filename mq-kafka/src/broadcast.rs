@@ -5,7 +5,7 @@ use crate::driver::spawn;
 use crate::topology::{Cluster, REQUEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
-use mq_api::{Error, ErrorKind, Position, Result};
+use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Incoming, Lane, Run, Session, Token};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
@@ -27,7 +27,7 @@ pub(crate) async fn attach(cluster: Arc<Cluster>, session: Session) -> Result<Ru
     }))
 }
 
-/// A consumer that is assigned every partition, from its end, or from where a former session was. Blocks.
+/// A consumer that is assigned every partition, from its end. Blocks.
 fn prepare(cluster: &Cluster, session: &Session) -> Result<BaseConsumer<Ctx>> {
     let sub = &session.subscription;
     let topic = sub.topic.as_str();
@@ -44,25 +44,33 @@ fn prepare(cluster: &Cluster, session: &Session) -> Result<BaseConsumer<Ctx>> {
     let consumer: BaseConsumer<Ctx> =
         config.create_with_context(ctx).map_err(|e| fault::error("making the consumer", e))?;
     let mut list = TopicPartitionList::with_capacity(partitions as usize);
+    let mut gaps = Vec::new();
     for partition in 0..partitions {
-        let former = session.resume(Some(partition)).and_then(|r| r.seen);
-        let start = match former {
-            Some(seen) => seen.major as i64 + 1,
-            None => {
-                let marks = consumer.fetch_watermarks(topic, partition as i32, REQUEST);
-                marks.map_err(|e| fault::error(format_args!("looking up the end of '{topic}'"), e))?.1
-            }
-        };
+        let marks = consumer.fetch_watermarks(topic, partition as i32, REQUEST);
+        let start = marks.map_err(|e| fault::error(format_args!("looking up the end of '{topic}'"), e))?.1;
+        // What was sent while it was away is no part of "from now on": told, not delivered.
+        let seen = session.resume(Some(partition)).and_then(|r| r.seen);
+        let missed = seen.map(|seen| (start as u64).saturating_sub(seen.major + 1));
+        if session.generation > 1 && missed != Some(0) {
+            gaps.push(Gap {
+                topic: sub.topic.clone(),
+                partition: Some(partition),
+                from: seen,
+                to: Some(Position::offset(start as u64)),
+                count: missed,
+                cause: GapCause::Disconnected,
+            });
+        }
         let added = list.add_partition_offset(topic, partition as i32, Offset::Offset(start));
         added.map_err(|e| fault::error("assigning partitions", e))?;
     }
     consumer.assign(&list).map_err(|e| fault::error("assigning partitions", e))?;
+    gaps.into_iter().for_each(|gap| session.events.push(Event::Gap(gap)));
     Ok(consumer)
 }
 
 fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
     let mut lanes: BTreeMap<i32, (Arc<Lane>, Vec<Incoming>)> = BTreeMap::new();
-    let mut down = false;
     while !session.stop.is_cancelled() {
         let mut wait = Duration::from_millis(50);
         for _ in 0..BATCH {
@@ -80,21 +88,12 @@ fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
                 }
                 Some(Err(error)) => match gone(consumer, &error) {
                     Some(error) => return End::Lost(error),
-                    None if error.rdkafka_error_code() == Some(Code::AllBrokersDown) => {
-                        down = true;
-                        session.trouble("connection", Some("no broker can be reached".to_owned()));
-                    }
                     None => tracing::debug!(%error, "from the broadcast consumer"),
                 },
             }
         }
-        let mut any = false;
         for (lane, batch) in lanes.values_mut().filter(|(_, batch)| !batch.is_empty()) {
-            any = true;
             lane.push(batch.drain(..));
-        }
-        if any && std::mem::take(&mut down) {
-            session.trouble("connection", None);
         }
     }
     End::Closed
@@ -103,7 +102,11 @@ fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
 fn gone(consumer: &BaseConsumer<Ctx>, error: &KafkaError) -> Option<Error> {
     let code = error.rdkafka_error_code()?;
     let unknown = matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition);
-    if unknown || consumer.client().fatal_error().is_some() || matches!(error, KafkaError::MessageConsumptionFatal(_)) {
+    if unknown
+        || code == Code::AllBrokersDown
+        || consumer.client().fatal_error().is_some()
+        || matches!(error, KafkaError::MessageConsumptionFatal(_))
+    {
         return Some(fault::coded("fetching", code));
     }
     None

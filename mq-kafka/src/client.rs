@@ -257,7 +257,6 @@ pub(crate) fn producer(
     set_all(
         &mut config,
         &[
-            ("enable.idempotence", "true"),
             ("acks", "all"),
             // As the Java client and most others do; librdkafka's default is CRC32.
             ("partitioner", "murmur2_random"),
@@ -270,8 +269,14 @@ pub(crate) fn producer(
             ("enable.gapless.guarantee", "false"),
         ],
     );
+    if retry_for.is_zero() {
+        // Nothing is written twice; so nothing can overtake what is tried again.
+        set_all(&mut config, &[("enable.idempotence", "false"), ("message.send.max.retries", "0")]);
+    } else {
+        config.set("enable.idempotence", "true");
+    }
     // Room for the dead-letter envelope above the largest message.
-    config.set("message.max.bytes", (max_message + ENVELOPE).max(1_000_000).min(1_000_000_000).to_string());
+    config.set("message.max.bytes", (max_message + ENVELOPE).clamp(1_000_000, 1_000_000_000).to_string());
     config.set("message.timeout.ms", retry_for.max(SHORTEST_SEND).as_millis().to_string());
     let set = settings.native.iter().filter(|(name, _)| is_producers(name));
     for (name, value) in set.chain(native.iter().map(|(n, v)| (n, v))) {

@@ -3,7 +3,8 @@
 
 use crate::client::Ctx;
 use crate::ffi::{self, Entry};
-use crate::{fault, topology::REQUEST};
+use crate::topology::{Cluster, REQUEST};
+use crate::{fault, letters};
 use mq_api::{Error, ErrorKind, Result};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
@@ -21,9 +22,17 @@ pub(crate) struct Mark {
     pub(crate) metadata: String,
 }
 
+/// A partition that is coming.
+pub(crate) struct Place {
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+    /// Its end is looked up too: something of it was seen before.
+    pub(crate) seen: bool,
+}
+
 pub(crate) enum Job {
     /// Offsets and metadata of these partitions.
-    Load(Vec<(Arc<str>, i32)>),
+    Load(Vec<Place>),
     Commit(Vec<Mark>),
     /// Whether a topic exists.
     Look(Arc<str>),
@@ -36,10 +45,19 @@ pub(crate) enum Job {
 }
 
 pub(crate) enum Done {
-    Loaded(Result<Vec<Entry>>),
+    Loaded(Result<Vec<Loaded>>),
     Committed(Result<(), Code>),
     Looked(Result<bool>),
     Low { partition: i32, expected: u64, low: Option<u64> },
+}
+
+/// Where a partition starts.
+pub(crate) struct Loaded {
+    pub(crate) entry: Entry,
+    /// Of a dead-letter topic: stretches of letters that were redriven or discarded.
+    pub(crate) removed: Option<Vec<(u64, u64)>>,
+    /// Where it ends, if that was asked for.
+    pub(crate) high: Option<u64>,
 }
 
 /// The driver's end of the committer.
@@ -51,12 +69,16 @@ pub(crate) struct Committer {
 
 impl Committer {
     /// Starts one; it unparks `driver` when something is done.
-    pub(crate) fn start(consumer: Arc<BaseConsumer<Ctx>>, driver: Thread) -> Result<Self> {
+    pub(crate) fn start(
+        consumer: Arc<BaseConsumer<Ctx>>,
+        driver: Thread,
+        letters: Option<Arc<Cluster>>,
+    ) -> Result<Self> {
         let (jobs, todo) = mpsc::channel();
         let (tell, done) = mpsc::channel();
         let thread = std::thread::Builder::new().name("anymq-kafka-commit".to_owned()).spawn(move || {
             while let Ok(job) = todo.recv() {
-                let told = tell.send(carry_out(&consumer, job));
+                let told = tell.send(carry_out(&consumer, letters.as_deref(), job));
                 driver.unpark();
                 if told.is_err() {
                     return;
@@ -96,9 +118,9 @@ impl Committer {
     }
 }
 
-fn carry_out(consumer: &BaseConsumer<Ctx>, job: Job) -> Done {
+fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job) -> Done {
     match job {
-        Job::Load(partitions) => Done::Loaded(load(consumer, &partitions)),
+        Job::Load(partitions) => Done::Loaded(load(consumer, letters, &partitions)),
         Job::Commit(marks) => Done::Committed(commit(consumer, &marks)),
         Job::Look(topic) => Done::Looked(look(consumer, &topic)),
         Job::Low { topic, partition, expected } => {
@@ -108,10 +130,10 @@ fn carry_out(consumer: &BaseConsumer<Ctx>, job: Job) -> Done {
     }
 }
 
-fn load(consumer: &BaseConsumer<Ctx>, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Entry>> {
-    let mut list = TopicPartitionList::with_capacity(partitions.len().max(1));
-    for (topic, partition) in partitions {
-        list.add_partition(topic, *partition);
+fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place]) -> Result<Vec<Loaded>> {
+    let mut list = TopicPartitionList::with_capacity(places.len().max(1));
+    for place in places {
+        list.add_partition(&place.topic, place.partition);
     }
     let doing = "reading where the group is";
     let found = consumer.committed_offsets(list, REQUEST).map_err(|e| fault::error(doing, e))?;
@@ -126,7 +148,25 @@ fn load(consumer: &BaseConsumer<Ctx>, partitions: &[(Arc<str>, i32)]) -> Result<
             entry.offset = marks.map_err(|e| fault::error(doing, e))?.0.max(0);
         }
     }
-    Ok(found)
+    let mut loaded = Vec::with_capacity(found.len());
+    for entry in found {
+        let removed = match letters {
+            Some(cluster) if entry.topic.ends_with("..dlq") => {
+                Some(letters::removed(cluster, &entry.topic, entry.partition)?)
+            }
+            _ => None,
+        };
+        let seen = places.iter().any(|p| p.seen && p.partition == entry.partition && p.topic == entry.topic);
+        let high = match seen {
+            true => {
+                let marks = consumer.fetch_watermarks(&entry.topic, entry.partition, REQUEST);
+                u64::try_from(marks.map_err(|e| fault::error(doing, e))?.1).ok()
+            }
+            false => None,
+        };
+        loaded.push(Loaded { entry, removed, high });
+    }
+    Ok(loaded)
 }
 
 fn commit(consumer: &BaseConsumer<Ctx>, marks: &[Mark]) -> Result<(), Code> {

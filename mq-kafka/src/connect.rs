@@ -43,12 +43,12 @@ pub async fn connect_with(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<dyn Br
         Ok(up) => up,
         Err(error) => {
             let closing = cluster.clone();
-            let _ = cluster.blocking(move |_| Ok(closing.close())).await;
+            let _ = cluster.blocking(move |_| closing.close()).await;
             env.shut_down(Duration::from_secs(1)).await;
             return Err(error);
         }
     };
-    let mut capabilities = driver::capabilities(level);
+    let mut capabilities = driver::capabilities(&cluster.settings, level);
     // Brokers do not tell their version; the cluster's id is what they tell of themselves.
     capabilities.server = id.map(|id| format!("Kafka cluster {id}"));
     let health = HealthSetter::new(HealthState::Running, env.wall());
@@ -177,7 +177,7 @@ impl Broker for KafkaBroker {
         self.health.set(HealthState::Closed, "", self.env.wall());
         let closing = self.cluster.clone();
         let over = async {
-            let _ = self.cluster.blocking(move |_| Ok(closing.close())).await;
+            let _ = self.cluster.blocking(move |_| closing.close()).await;
             self.env.no_tasks().await;
         };
         // Clients that hang are left to themselves: they are on threads of their own.

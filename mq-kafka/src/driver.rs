@@ -6,7 +6,7 @@ use crate::group::{self, group_id};
 use crate::member::{Member, Role};
 use crate::thread::Driver as Thread;
 use crate::topology::{Cluster, Wanted};
-use crate::url::native_options;
+use crate::url::{Settings, native_options};
 use crate::{broadcast, fault, send, start};
 use mq_api::{AttemptCounts, Capabilities, Durability, Error, ErrorKind, Feature, Mode, Result, Support, Takeover};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
@@ -28,7 +28,7 @@ pub(crate) struct Kafka {
 }
 
 /// What Kafka can do, at this level.
-pub(crate) fn capabilities(level: Durability) -> Capabilities {
+pub(crate) fn capabilities(settings: &Settings, level: Durability) -> Capabilities {
     use Support::Emulated;
     let mut c = Capabilities::new("kafka")
         .with(Feature::Retry, Emulated("parked in memory within bounds, then per-group retry topics"))
@@ -36,8 +36,9 @@ pub(crate) fn capabilities(level: Durability) -> Capabilities {
         .with(Feature::DeadLetters, Emulated("produced and confirmed, then the offset may pass"));
     c.attempts = AttemptCounts::AtLeast;
     (c.send_level, c.settle_level) = (level, level);
-    // The lease is the session; then the group rebalances within its heartbeats.
-    c.takeover = Takeover { lease_tenths: 10, fixed: Duration::from_secs(10) };
+    // The lease is the session, and never shorter than the cluster allows; then the group rebalances within a heartbeat, a
+    // sixth of it, and the new owner looks up where to start.
+    c.takeover = Takeover { lease_tenths: 12, fixed: Duration::from_secs(2) + settings.min_session };
     c
 }
 

@@ -26,6 +26,17 @@ fn removed_group(name: &str) -> String {
     format!("{name}..removed")
 }
 
+/// Stretches of letters of a partition that were redriven or discarded. Blocks.
+pub(crate) fn removed(cluster: &Cluster, name: &str, partition: i32) -> Result<Vec<(u64, u64)>> {
+    let visitor = group::visitor(cluster, &removed_group(name), &[])?;
+    let partitions = u32::try_from(partition).unwrap_or_default() + 1;
+    let mut found = start::committed(&visitor, name, partitions)?;
+    let Some(entry) = found.pop() else { return Ok(Vec::new()) };
+    let (base, mut record) = known(&entry);
+    record.take_out(&[(0, base)]);
+    Ok(record.done)
+}
+
 /// The dead letters at one moment.
 pub(crate) struct Letters<'c> {
     cluster: &'c Cluster,
@@ -151,17 +162,9 @@ impl<'c> Letters<'c> {
             );
             return Err(Error::new(ErrorKind::Full, text));
         }
-        record.done.push((offset, offset + 1));
-        record.done.sort_unstable();
-        let mut joined = Record::default();
-        for (first, end) in &record.done {
-            match joined.done.last_mut() {
-                Some((_, last)) if *last >= *first => *last = (*end).max(*last),
-                _ => joined.done.push((*first, *end)),
-            }
-        }
-        let head = joined.skip_done(base);
-        let (metadata, _) = joined.encode(head);
+        record.take_out(&[(offset, offset + 1)]);
+        let head = record.skip_done(base);
+        let (metadata, _) = record.encode(head);
         commit(&self.visitor, &[Mark { topic: self.name.as_str().into(), partition, offset: head, metadata }])?;
         if head > base && head == high {
             self.delete_head(partition, head);

@@ -2,15 +2,17 @@
 //! touches it.
 
 use crate::client::{Change, Ctx, MOVE_LIMIT};
-use crate::commit::{Committer, Done, Job};
-use crate::ffi::{self, Entry};
+use crate::commit::{Committer, Done, Job, Loaded, Place};
+use crate::ffi;
 use crate::partition::{Partition, Snapshot};
+use crate::record::Record;
 use crate::topology::Cluster;
 use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Ordering, Position};
 use mq_core::Session;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::{Offset, TopicPartitionList};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::Context;
 use std::thread::Thread;
@@ -86,6 +88,9 @@ pub(crate) struct Member {
     looking: bool,
     next_look: Instant,
     joined: bool,
+    /// Partitions whose loss was told.
+    told: HashSet<i32>,
+    unreachable: bool,
     pub(crate) news: Vec<News>,
     turn: usize,
 }
@@ -100,7 +105,8 @@ impl Member {
     ) -> mq_api::Result<Self> {
         let driver = std::thread::current();
         let ctx = (**consumer.client().context()).clone();
-        let committer = Committer::start(consumer.clone(), driver.clone())?;
+        let letters = session.subscription.topic.dead_letters_of().is_some();
+        let committer = Committer::start(consumer.clone(), driver.clone(), letters.then(|| cluster.clone()))?;
         Ok(Self {
             role,
             cluster,
@@ -119,6 +125,8 @@ impl Member {
             looking: false,
             next_look: Instant::now(),
             joined: false,
+            told: HashSet::new(),
+            unreachable: false,
             news: Vec::new(),
             turn: 0,
         })
@@ -186,7 +194,8 @@ impl Member {
             }
             Some(Code::AllBrokersDown) => {
                 let why = self.ctx.down().unwrap_or_default();
-                self.session.trouble("connection", Some(format!("no broker can be reached: {why}")));
+                self.unreachable = true;
+                self.session.unreachable(Some(format!("no broker can be reached: {why}")));
             }
             _ => tracing::debug!(topic = %self.topic, %error, "from the consumer"),
         }
@@ -235,7 +244,9 @@ impl Member {
     fn is_up(&mut self) {
         self.ctx.is_up();
         self.ctx.forget_refusal();
-        self.session.trouble("connection", None);
+        if std::mem::take(&mut self.unreachable) {
+            self.session.unreachable(None);
+        }
         self.session.trouble("refused by the broker", None);
     }
 
@@ -299,7 +310,10 @@ impl Member {
     }
 
     fn assign(&mut self, list: TopicPartitionList) {
-        let wanted: Vec<(Arc<str>, i32)> = ffi::entries(&list).into_iter().map(|e| (e.topic, e.partition)).collect();
+        let wanted: Vec<Place> = ffi::entries(&list)
+            .into_iter()
+            .map(|e| Place { seen: self.seen(e.partition).is_some(), topic: e.topic, partition: e.partition })
+            .collect();
         if wanted.is_empty() {
             self.assigned(&list);
             return;
@@ -308,7 +322,39 @@ impl Member {
         self.committer.ask(Job::Load(wanted));
     }
 
-    fn on_loaded(&mut self, result: mq_api::Result<Vec<Entry>>) {
+    /// The last offset that was seen of a partition in an earlier period, unless its loss was told.
+    fn seen(&self, partition: i32) -> Option<Position> {
+        let main = self.role == Role::Main && !self.told.contains(&partition);
+        main.then(|| self.session.resume(u32::try_from(partition).ok()).and_then(|r| r.seen)).flatten()
+    }
+
+    /// A partition that ends before what was seen of it is another, or lost its end. One gap says so.
+    fn tell_loss(&mut self, entries: &[Loaded]) {
+        let mut lost: Option<Gap> = None;
+        for Loaded { entry, high, .. } in entries {
+            let (Some(high), Some(seen)) = (*high, self.seen(entry.partition)) else { continue };
+            if high > seen.major {
+                continue;
+            }
+            self.told.insert(entry.partition);
+            let partition = u32::try_from(entry.partition).ok();
+            let gap = lost.get_or_insert(Gap {
+                topic: self.session.subscription.topic.clone(),
+                partition,
+                from: Some(seen),
+                to: Some(Position::offset(high)),
+                count: None,
+                cause: GapCause::Deleted,
+            });
+            if gap.partition != partition {
+                // Several: the topic as a whole.
+                (gap.partition, gap.from, gap.to) = (None, None, None);
+            }
+        }
+        lost.into_iter().for_each(|gap| self.session.events.push(Event::Gap(gap)));
+    }
+
+    fn on_loaded(&mut self, result: mq_api::Result<Vec<Loaded>>) {
         let Some(Moving::Loading { list }) = self.moving.take() else { return };
         let entries = match result {
             Ok(entries) => entries,
@@ -320,9 +366,10 @@ impl Member {
             }
         };
         self.session.trouble("offsets", None);
+        self.tell_loss(&entries);
         let epoch = ffi::group_generation(self.consumer.client());
         let mut places = TopicPartitionList::with_capacity(entries.len().max(1));
-        for entry in entries {
+        for Loaded { entry, removed, .. } in entries {
             let start = u64::try_from(entry.offset).unwrap_or_default();
             // Split before it is assigned: else its first messages come to the main queue.
             let Some(mut queue) = self.consumer.split_partition_queue(&entry.topic, entry.partition) else { continue };
@@ -338,15 +385,11 @@ impl Member {
             let tracked = !self.session.at_most_once();
             let watched = self.cluster.watch(&lane, &self.session.member);
             let topic = entry.topic.clone();
-            self.partitions.push(Partition::new(
-                topic,
-                entry.partition,
-                watched,
-                queue,
-                start,
-                &entry.metadata,
-                tracked,
-            ));
+            let mut known = Record::decode(start, &entry.metadata).unwrap_or_default();
+            if let Some(removed) = removed {
+                known.take_out(&removed);
+            }
+            self.partitions.push(Partition::new(topic, entry.partition, watched, queue, start, known, tracked));
         }
         self.assigned(&places);
     }
@@ -377,10 +420,14 @@ impl Member {
             return;
         }
         // Somebody else may own them already: nothing is written any more.
-        self.drop_flight();
+        // What was on its way may have been written.
+        let flying: Vec<u32> =
+            self.drop_flight().map(|f| f.snapshots.iter().map(|s| s.lane).collect()).unwrap_or_default();
+        self.news.push(News::Unsure(flying));
         for partition in self.partitions.extract_if(.., |p| p.draining) {
             self.session.close_lane(&partition.lane);
-            self.news.push(News::Lost(partition.lane.id()));
+            let lane = partition.lane.id();
+            self.news.push(if partition.unsure { News::Unsure(vec![lane]) } else { News::Lost(lane) });
         }
         self.unassign(&list);
     }
@@ -423,6 +470,11 @@ impl Member {
         let flight = self.flight.take();
         self.ignored += usize::from(flight.is_some());
         flight
+    }
+
+    /// Whether everything that was settled is committed.
+    fn is_clean(&self) -> bool {
+        self.flight.is_none() && self.partitions.iter().all(|p| !p.dirty)
     }
 
     /// Whether a commit is under way.
@@ -558,7 +610,12 @@ impl Member {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
         let mut confirmed = clean;
-        if clean {
+        // Nobody would answer; the commit before this one counts.
+        let away = self.ctx.down().is_some();
+        if away && clean {
+            confirmed = self.is_clean();
+            self.partitions.clear();
+        } else if clean {
             // One that is under way may be older: its answer first.
             while self.flight.is_some() {
                 match self.committer.next_within(left()) {
@@ -611,12 +668,12 @@ impl Member {
         }
         let consumer = self.consumer.clone();
         if consumer.close_queue().is_ok() {
-            let closing = Instant::now() + Duration::from_secs(3).max(left());
+            let closing = Instant::now() + if away { Duration::from_millis(100) } else { Duration::from_secs(3) };
             while !consumer.closed() && Instant::now() < closing {
                 let _ = consumer.poll(Duration::from_millis(10));
             }
         }
-        let ended = self.committer.end(Duration::from_secs(1));
+        let ended = self.committer.end(if away { Duration::from_millis(50) } else { Duration::from_secs(1) });
         tracing::debug!(topic = %self.topic, confirmed, ended, "left the group");
         drop(consumer);
         confirmed

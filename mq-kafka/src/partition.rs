@@ -55,6 +55,8 @@ pub(crate) struct Partition {
     pub(crate) wanted: bool,
     committed: Option<(u64, String)>,
     pub(crate) draining: bool,
+    /// A commit of it failed, and may have been written all the same.
+    pub(crate) unsure: bool,
 }
 
 /// What a turn of fetching came to.
@@ -84,10 +86,9 @@ impl Partition {
         watched: Arc<Watched>,
         queue: PartitionQueue<Ctx>,
         start: u64,
-        metadata: &[u8],
+        known: Record,
         tracked: bool,
     ) -> Self {
-        let known = Record::decode(start, metadata).unwrap_or_default();
         Self {
             topic,
             number,
@@ -107,6 +108,7 @@ impl Partition {
             wanted: tracked,
             committed: None,
             draining: false,
+            unsure: false,
         }
     }
 
@@ -243,11 +245,13 @@ impl Partition {
             }
             base.get_or_insert(offset);
             let (mut attempt, mut trials) = (slot.attempt, slot.trials);
-            if let Some((n, at)) = self.trials.get(&offset) {
+            // A death with it in hand counts as an attempt; a trial is recorded before it is handed over.
+            let mut counts = slot.in_hand && !last;
+            if let Some((n, _)) = self.trials.get(&offset).filter(|(_, at)| *at == attempt) {
                 trials = trials.max(*n);
-                // Recorded before it is handed over, so that a death counts as an attempt.
-                attempt += u32::from(*at == attempt);
+                counts = !last;
             }
+            attempt += u32::from(counts);
             if attempt > 1 || trials > 0 {
                 record.tried.insert(offset, Tried { attempt, trials });
             }
@@ -287,6 +291,7 @@ impl Partition {
 
     /// A commit succeeded; the trials that are now recorded.
     pub(crate) fn committed(&mut self, snapshot: Snapshot) -> Vec<Token> {
+        self.unsure = false;
         self.horizon = self.horizon.max(snapshot.horizon);
         self.committed = Some((snapshot.mark.offset, snapshot.mark.metadata));
         snapshot.trials
@@ -295,6 +300,7 @@ impl Partition {
     /// A commit failed: what it was to say has still to be said.
     pub(crate) fn not_committed(&mut self, snapshot: &Snapshot) {
         self.dirty = true;
+        self.unsure = true;
         self.wanted |= self.tracked && snapshot.horizon > self.horizon || !snapshot.trials.is_empty();
     }
 

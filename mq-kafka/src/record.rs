@@ -95,6 +95,19 @@ impl Record {
         }
     }
 
+    /// What another record calls done is done here too.
+    pub(crate) fn take_out(&mut self, other: &[(u64, u64)]) {
+        let mut all = std::mem::take(&mut self.done);
+        all.extend_from_slice(other);
+        all.sort_unstable();
+        for (first, end) in all {
+            match self.done.last_mut() {
+                Some((_, last)) if *last >= first => *last = end.max(*last),
+                _ => self.done.push((first, end)),
+            }
+        }
+    }
+
     /// The metadata of a commit at `base`, and whether everything fitted. What does not fit is the last of the attempts:
     /// attempt numbers are "at least"; acknowledgements, takes and trials always fit.
     pub(crate) fn encode(&self, base: u64) -> (String, bool) {

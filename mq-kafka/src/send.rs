@@ -102,6 +102,14 @@ fn producers_only(native: Vec<(String, String)>) -> Vec<(String, String)> {
 async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
     let mut batch = Vec::new();
     loop {
+        // While no broker can be reached nothing is handed to librdkafka, so that it is known not to be written.
+        if writer.is_down() {
+            tokio::select! { biased;
+                () = tx.stop.cancelled() => break,
+                () = writer.await_up() => {}
+            }
+            continue;
+        }
         tokio::select! { biased;
             () = tx.stop.cancelled() => break,
             () = fatal.notified() => {
@@ -110,6 +118,7 @@ async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
                 writer.close().await;
                 return End::Lost(Error::new(ErrorKind::Disconnected, format!("the producer has to be made anew: {text}")));
             }
+            () = writer.went_down() => continue,
             () = tx.outbox.take(TAKE, TAKE_BYTES, &mut batch) => {}
         }
         if writer.open.is_none() {
@@ -150,8 +159,16 @@ struct Writer {
 
 struct Open {
     producer: Arc<BaseProducer<Ctx>>,
+    down: Arc<Down>,
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
+}
+
+/// Whether no broker can be reached.
+#[derive(Default)]
+struct Down {
+    is: AtomicBool,
+    changed: Notify,
 }
 
 /// A message as it goes out.
@@ -171,19 +188,57 @@ impl Writer {
             let made =
                 config.create_with_context(Ctx::default()).map_err(|e| fault::error("making the producer", e))?;
             let producer: Arc<BaseProducer<Ctx>> = Arc::new(made);
+            // Connected and told where the partitions are: else the first send waits for both.
+            if let Err(error) = producer.client().fetch_metadata(Some(&topic), Duration::from_secs(2)) {
+                tracing::debug!(%error, topic, "before the first send");
+            }
             let stop = Arc::new(AtomicBool::new(false));
-            let reader = Reader { producer: producer.clone(), stop: stop.clone(), outbox, level, fatal, topic };
+            let down = Arc::new(Down::default());
+            let reader = Reader {
+                producer: producer.clone(),
+                down: down.clone(),
+                stop: stop.clone(),
+                outbox,
+                level,
+                fatal,
+                topic,
+            };
             let thread = std::thread::Builder::new().name("anymq-kafka-tx".to_owned()).spawn(move || reader.run());
             let thread =
                 thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the producer").with_source(e))?;
-            Ok(Open { producer, stop, thread })
+            Ok(Open { producer, down, stop, thread })
         });
         self.open = Some(open.await?);
         Ok(self)
     }
 
+    fn is_down(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.down.is.load(Ordering::Acquire))
+    }
+
+    async fn went_down(&self) {
+        match &self.open {
+            Some(open) => open.down.changed.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Asks until a broker answers: librdkafka connects only when there is something to do.
+    async fn await_up(&self) {
+        let Some(open) = &self.open else { return };
+        let (producer, topic) = (open.producer.clone(), self.topic.clone());
+        let asked = self.cluster.blocking(move |_| {
+            let found = producer.client().fetch_metadata(Some(&topic), Duration::from_millis(500));
+            found.map(drop).map_err(|e| fault::error("looking whether the broker is back", e))
+        });
+        match asked.await {
+            Ok(()) => open.down.is.store(false, Ordering::Release),
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+
     async fn close(&mut self) {
-        let Some(Open { producer, stop, thread }) = self.open.take() else { return };
+        let Some(Open { producer, stop, thread, .. }) = self.open.take() else { return };
         stop.store(true, Ordering::Release);
         // What is still open was counted as unknown; nothing of it may be written later.
         let closed = self.cluster.blocking(move |_| {
@@ -281,6 +336,7 @@ fn no_relay() -> Error {
 /// Reads delivery reports.
 struct Reader {
     producer: Arc<BaseProducer<Ctx>>,
+    down: Arc<Down>,
     stop: Arc<AtomicBool>,
     outbox: Arc<Outbox>,
     level: Durability,
@@ -334,6 +390,10 @@ impl Reader {
         tracing::debug!(target: "librdkafka", ?code, "{reason}");
         if code == Code::Fatal {
             self.fatal.notify_one();
+        }
+        if code == Code::AllBrokersDown {
+            self.down.is.store(true, Ordering::Release);
+            self.down.changed.notify_one();
         }
     }
 }

@@ -3,7 +3,8 @@
 
 use crate::client::Ctx;
 use crate::ffi;
-use crate::{fault, topology::REQUEST, wire};
+use crate::topology::{REQUEST, patient};
+use crate::{fault, wire};
 use mq_api::{ErrorKind, ReplayFrom, Result, Start};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
@@ -11,6 +12,10 @@ use rdkafka::{Offset, TopicPartitionList};
 
 /// Offsets of a committed list, by partition; below zero where nothing is committed.
 pub(crate) fn committed(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) -> Result<Vec<ffi::Entry>> {
+    patient(|| committed_once(consumer, topic, partitions))
+}
+
+fn committed_once(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) -> Result<Vec<ffi::Entry>> {
     let mut list = TopicPartitionList::with_capacity(partitions as usize);
     list.add_partition_range(topic, 0, partitions as i32 - 1);
     let doing = || format!("reading the offsets of the group for '{topic}'");

@@ -237,10 +237,15 @@ impl Driver {
     /// Commits, gives back and leaves.
     fn finish(mut self) -> End {
         // What the engine flushed is confirmed; this is for what came after, and to say that the end was a good one.
-        let mut all = true;
-        for member in self.members.drain(..) {
-            all &= member.close(true, Duration::from_millis(1_500));
-        }
+        let members: Vec<Member> = self.members.drain(..).collect();
+        let all = std::thread::scope(|scope| {
+            let closing: Vec<_> = members
+                .into_iter()
+                .map(|member| scope.spawn(|| member.close(true, Duration::from_millis(1_500))))
+                .collect();
+            let ends: Vec<bool> = closing.into_iter().map(|one| one.join().unwrap_or(false)).collect();
+            ends.into_iter().all(|confirmed| confirmed)
+        });
         if all {
             self.confirm(self.upto);
             return End::Closed;

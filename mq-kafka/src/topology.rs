@@ -185,9 +185,10 @@ impl Cluster {
     }
 
     /// Lets go of the client. Blocks.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self) -> Result<()> {
         let looker = self.looker.write().take();
         drop(looker);
+        Ok(())
     }
 
     /// How many partitions a topic has; `None` if there is none. Blocks.
@@ -239,7 +240,7 @@ impl Cluster {
             }
         }
         if !missing.is_empty() {
-            self.create(&missing)?;
+            patient(|| self.create(&missing))?;
             for topic in missing {
                 self.await_topic(topic)?;
             }
@@ -263,6 +264,11 @@ impl Cluster {
             match result {
                 Ok(name) => tracing::warn!(topic = name, partitions = topic.otherwise, "topic created"),
                 Err((_, Code::TopicAlreadyExists)) => {}
+                // With the cluster's own default it means that brokers are missing just now.
+                Err((name, code @ Code::InvalidReplicationFactor)) if replication < 0 => {
+                    let error = fault::coded(format_args!("creating topic '{name}'"), code);
+                    return Err(Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error));
+                }
                 Err((name, code)) => return Err(fault::coded(format_args!("creating topic '{name}'"), code)),
             }
         }
@@ -321,6 +327,22 @@ impl Cluster {
             );
         }
         if copies > 1 && in_sync > 1 { Durability::Replicated } else { Durability::Disk }
+    }
+}
+
+/// Tries again what failed because the cluster is changing (a coordinator being elected, a leader away), at most for
+/// [`REQUEST`]. Blocks.
+pub(crate) fn patient<T>(mut what: impl FnMut() -> Result<T>) -> Result<T> {
+    let until = Instant::now() + REQUEST;
+    loop {
+        match what() {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Disconnected) && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            result => return result,
+        }
     }
 }
 

@@ -13,6 +13,8 @@ pub struct KafkaOptions {
     /// The port of a proxy before it. Clients are told this port by a listener of its own, else they would learn the
     /// broker's real port from it and go past the proxy. [`Server::port`] stays the direct one.
     pub proxied_as: Option<u16>,
+    /// Further listeners, for tests with a proxy for each of their clients: `(port it binds, port that clients are told)`.
+    pub doors: Vec<(u16, u16)>,
     /// Further lines of the properties file.
     pub lines: Vec<String>,
     /// Listeners with login and TLS, beside the usual one.
@@ -230,6 +232,21 @@ impl Recipe for Kafka {
             None => lines.extend(single_lines(self.controller)),
         }
         lines.extend(self.options.security.iter().flat_map(security_lines));
+        for (number, (bound, told)) in self.options.doors.iter().enumerate() {
+            for line in &mut lines {
+                let more = match line.split_once('=').map_or("", |(key, _)| key) {
+                    "listeners" => format!(",DOOR{number}://127.0.0.1:{bound}"),
+                    "advertised.listeners" => format!(",DOOR{number}://127.0.0.1:{told}"),
+                    "listener.security.protocol.map" => format!(",DOOR{number}:PLAINTEXT"),
+                    _ => continue,
+                };
+                line.push_str(&more);
+            }
+        }
+        if !self.options.doors.is_empty() {
+            // Each listener has threads of its own.
+            lines.push("num.network.threads=1".to_owned());
+        }
         lines.extend(self.options.lines.iter().cloned());
         programs::write(&self.file(), &(lines.join("\n") + "\n"))?;
         format_storage(&self.program, &self.path, &self.file(), &format)

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use mq_testbed::checker::Promises;
 use mq_testbed::trial::{Bed, Client, Fault, Measure, Outcome as Trial};
-use mq_testbed::{Kind, Problem};
+use mq_testbed::{Kind, Problem, Want};
 
 use crate::{Outcome, build_program, features};
 
@@ -111,8 +111,8 @@ pub(crate) fn run(args: Args) -> Outcome {
         println!("not built");
         return Ok(());
     }
-    let kinds: Vec<Kind> = subjects.iter().map(|subject| subject.kind).collect();
-    mq_testbed::provide(&kinds, |line| println!("{line}"))?;
+    let wants: Vec<Want> = subjects.iter().map(|subject| Want::Single(subject.kind)).collect();
+    mq_testbed::provide(&wants, |line| println!("{line}"))?;
     let mut sum = Sum::default();
     for subject in subjects {
         if let Err(problem) = on_one(subject, &args, &mut sum) {

@@ -81,7 +81,9 @@ async fn bug_03_a_remade_group_skips_what_was_pending(t: Test) -> Check {
     for _ in 0..2 {
         held.remove(0).nack_after(t.pace().long / 2, "later").await;
     }
-    d.broker.admin().delete_group(&t.topic(), &Group::new(GROUP)).await?;
+    if !t.delete_group_in_use(&d).await? {
+        return Ok(());
+    }
     let mut second = t.member(&d, "b").await?;
     if !d.broker.capabilities().retains_without_group {
         return Ok(());
@@ -110,8 +112,9 @@ async fn bug_04_an_old_handle_settles_a_new_delivery(t: Test) -> Check {
     // Two: the old handle is in hand until it is settled.
     let mut first = t.member_with(&c, "a", t.sub().max_in_flight(2)).await?;
     sender.send("m").await?;
+    let old = first.next().await?;
     let mut second = t.member(&d, "b").await?;
-    let (old, other) = lose_to_another(&t, &c, &mut first, &mut second).await?;
+    let (old, other) = lose_to_another(&t, &c, old, &mut second).await?;
     // Back to the first: the same member owns the same message again, by another delivery.
     second.control().pause();
     other.nack_after(t.pace().retry, "not here").await;

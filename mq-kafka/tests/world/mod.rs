@@ -1,5 +1,5 @@
 //! What the tests of this crate share: a server, names that do not meet, a bound for every wait.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 use mq_api::Broker;
 use std::sync::Arc;
