@@ -219,10 +219,8 @@ impl Consumer for EngineConsumer {
         }
         let now = self.core.shared.env.now();
         let polled = self.core.shared.inbox.poll_hand_out(cx, max.max(1), out, now);
-        match &polled {
-            Poll::Pending => self.budget = 0,
-            Poll::Ready(Ok(n)) if *n > 0 => self.core.shared.hooks.delivered(&self.core.shared.source, *n),
-            Poll::Ready(_) => {}
+        if polled.is_pending() {
+            self.budget = 0;
         }
         polled
     }

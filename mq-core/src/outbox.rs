@@ -81,18 +81,11 @@ pub struct Outbox {
     max_bytes: usize,
     retry_for: Duration,
     timeout: Duration,
-    /// Told of outcomes, for what the program sends; not for copies.
-    told: Option<(Arc<dyn Hooks>, Topic)>,
     me: std::sync::Weak<Outbox>,
 }
 
 impl Outbox {
-<<<<<<< HEAD
     pub(crate) fn new(spec: &ProducerSpec, hooks: Arc<dyn Hooks>) -> Arc<Self> {
-=======
-    pub(crate) fn new(spec: &ProducerSpec, told: Option<Arc<dyn Hooks>>) -> Arc<Self> {
-        let told = told.map(|hooks| (hooks, spec.topic.clone()));
->>>>>>> redis
         Arc::new_cyclic(|me| Self {
             hooks,
             topic: spec.topic.clone(),
@@ -101,7 +94,6 @@ impl Outbox {
             max_bytes: spec.max_in_flight_bytes,
             retry_for: spec.retry_for,
             timeout: spec.send_timeout,
-            told,
             me: me.clone(),
         })
     }
@@ -251,12 +243,8 @@ impl Outbox {
             match result {
                 Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index),
                 other => {
-<<<<<<< HEAD
                     // Copies of retries and dead letters are no sends of the program's.
                     sent += usize::from(other.is_ok() && matches!(slot.target, Some(Target::Topic)));
-=======
-                    sent += usize::from(other.is_ok());
->>>>>>> redis
                     self.finish(table, index, other, &mut wakers);
                 }
             }
@@ -268,17 +256,9 @@ impl Outbox {
             wakers.append(&mut table.flush);
         }
         drop(guard);
-<<<<<<< HEAD
         if sent > 0 {
             // Before the senders learn of it, so that whoever awaited a send finds it counted.
             self.hooks.sent(&self.topic, sent);
-=======
-        // Before anybody who waits can look.
-        if sent > 0
-            && let Some((hooks, topic)) = &self.told
-        {
-            hooks.sent(topic, sent);
->>>>>>> redis
         }
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -327,14 +307,8 @@ impl Outbox {
         table.used -= 1;
         table.bytes -= slot.size as usize;
         slot.message.clear();
-<<<<<<< HEAD
         if let (Err(error), Some(Target::Topic)) = (&result, slot.target.take()) {
             self.hooks.send_failed(&self.topic, error);
-=======
-        slot.target = None;
-        if let (Err(error), Some((hooks, topic))) = (&result, &self.told) {
-            hooks.send_failed(topic, error);
->>>>>>> redis
         }
         if slot.forgotten {
             table.unobserved += u64::from(result.is_err());

@@ -84,12 +84,7 @@ impl Sender {
         hooks: Arc<dyn Hooks>,
         policy: ConnectPolicy,
     ) -> Result<Arc<Self>> {
-<<<<<<< HEAD
         let outbox = Outbox::new(&spec, hooks.clone());
-=======
-        let told = matches!(purpose, Purpose::Producer).then(|| hooks.clone());
-        let outbox = Outbox::new(&spec, told);
->>>>>>> redis
         let health = HealthSetter::new(HealthState::Connecting, env.wall());
         let stop = Stop::new();
         let tx = Arc::new(Tx {

@@ -44,8 +44,6 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) mechanics: Mechanics,
     pub(crate) hooks: Arc<dyn Hooks>,
-    /// Topic and group, for the hooks.
-    pub(crate) source: Source,
     pub(crate) at_most_once: bool,
     pub(crate) broadcast: bool,
     pub(crate) crash_tracked: bool,
@@ -102,7 +100,6 @@ impl Shared {
             session: Mutex::new((HealthState::Connecting, String::new())),
             trouble: Mutex::default(),
             transient_until: Mutex::default(),
-            source: Source::new(sub.topic.clone(), sub.group_name().cloned()),
             sub,
             env,
         })
