@@ -185,7 +185,7 @@ impl Deliveries {
     /// Adds one at the end.
     pub fn push(&mut self, delivery: Delivery) {
         let (message, position, attempt, ticket) = delivery.into_parts();
-        let Some((lane, slot)) = ticket.into_parts() else { return };
+        let Some((lane, slot)) = ticket.take() else { return };
         match self.runs.back_mut() {
             Some(r) if r.first + u64::from(r.n) == slot && Arc::ptr_eq(&r.lane, &lane) => r.n += 1,
             _ => self.runs.push_back(LaneRun { lane, first: slot, n: 1 }),
@@ -249,7 +249,7 @@ impl AckRun {
     /// Adds one.
     #[inline(always)]
     pub fn push(&mut self, ticket: Ticket) {
-        let Some((lane, slot)) = ticket.into_parts() else { return };
+        let Some((lane, slot)) = ticket.take() else { return };
         match &self.lane {
             Some(own) if self.first + u64::from(self.n) == slot && Arc::ptr_eq(own, &lane) => self.n += 1,
             _ => self.begin(lane, slot),

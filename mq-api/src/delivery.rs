@@ -38,9 +38,9 @@ impl Ticket {
 
     /// Acknowledges.
     #[inline(always)]
-    pub fn ack(mut self) -> Settling {
-        match self.lane.take() {
-            Some(lane) => match lane.ack(self.slot) {
+    pub fn ack(self) -> Settling {
+        match self.take() {
+            Some((lane, slot)) => match lane.ack(slot) {
                 SettleStart::Done(settled) => Settling::ready(settled),
                 queued => Settling::start(lane, queued),
             },
@@ -50,10 +50,10 @@ impl Ticket {
 
     /// Settles in any way.
     #[inline]
-    pub fn settle(mut self, how: Disposition) -> Settling {
-        match self.lane.take() {
-            Some(lane) => {
-                let start = lane.settle(self.slot, how);
+    pub fn settle(self, how: Disposition) -> Settling {
+        match self.take() {
+            Some((lane, slot)) => {
+                let start = lane.settle(slot, how);
                 Settling::start(lane, start)
             }
             None => Settling::ready(Settled::Untracked),
@@ -76,8 +76,12 @@ impl Ticket {
     }
 
     /// Lane and slot, without settling.
-    pub(crate) fn into_parts(mut self) -> Option<(Arc<dyn Settle>, u64)> {
-        self.lane.take().map(|lane| (lane, self.slot))
+    #[inline(always)]
+    pub(crate) fn take(mut self) -> Option<(Arc<dyn Settle>, u64)> {
+        let (lane, slot) = (self.lane.take(), self.slot);
+        // Emptied: its drop would look for a lane to tell, and find none.
+        std::mem::forget(self);
+        lane.map(|lane| (lane, slot))
     }
 }
 

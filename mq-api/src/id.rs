@@ -76,6 +76,14 @@ impl MessageId {
         }
     }
 
+    /// Lets go of what is on the heap.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        if let Repr::Text(_) = self.0 {
+            *self = Self::NIL;
+        }
+    }
+
     /// Whether no id was given yet.
     #[inline]
     pub fn is_nil(&self) -> bool {

@@ -65,39 +65,56 @@ pub struct Sending {
 enum Slow {
     No,
     Yield,
-    Wait { table: Arc<dyn SendTable>, ticket: u64 },
+    Wait(Waiting),
     Done,
+}
+
+/// The one state that has to be told when nobody waits any more; the others drop without a look.
+struct Waiting {
+    table: Arc<dyn SendTable>,
+    ticket: u64,
+    told: bool,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.told {
+            self.table.forget(self.ticket);
+        }
+    }
 }
 
 impl Sending {
     /// Known already.
-    #[inline]
+    #[inline(always)]
     pub fn ready(result: SendResult) -> Self {
         Self { ready: Some(result), slow: Slow::No }
     }
 
-    /// Known already, but lets other tasks run once first: a loop of ready sends must not starve them.
-    #[inline]
-    pub fn ready_after_yield(result: SendResult) -> Self {
-        Self { ready: Some(result), slow: Slow::Yield }
+    /// Of one that is known already: lets other tasks run once first. A loop of ready sends must not starve them.
+    #[inline(always)]
+    pub fn after_yield(mut self) -> Self {
+        self.slow = Slow::Yield;
+        self
     }
 
     /// To be asked for.
     pub fn wait(table: Arc<dyn SendTable>, ticket: u64) -> Self {
-        Self { ready: None, slow: Slow::Wait { table, ticket } }
+        Self { ready: None, slow: Slow::Wait(Waiting { table, ticket, told: false }) }
     }
 
     #[cold]
     #[inline(never)]
     fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<SendResult> {
-        match &self.slow {
+        match &mut self.slow {
             Slow::Yield => {
                 self.slow = Slow::No;
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
-            Slow::Wait { table, ticket } => {
-                let result = std::task::ready!(table.poll_sent(*ticket, cx));
+            Slow::Wait(waiting) => {
+                let result = std::task::ready!(waiting.table.poll_sent(waiting.ticket, cx));
+                waiting.told = true;
                 self.slow = Slow::Done;
                 Poll::Ready(result)
             }
@@ -120,19 +137,10 @@ impl Future for Sending {
     }
 }
 
-impl Drop for Sending {
-    #[inline]
-    fn drop(&mut self) {
-        if let Slow::Wait { table, ticket } = &self.slow {
-            table.forget(*ticket);
-        }
-    }
-}
-
 impl fmt::Debug for Sending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.slow {
-            Slow::Wait { ticket, .. } => write!(f, "Sending(ticket {ticket})"),
+            Slow::Wait(waiting) => write!(f, "Sending(ticket {})", waiting.ticket),
             _ => write!(f, "Sending({:?})", self.ready),
         }
     }

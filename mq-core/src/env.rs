@@ -20,8 +20,11 @@ struct Inner {
     handle: Handle,
     rng: Mutex<fastrand::Rng>,
     tasks: TaskTracker,
-    /// Wall clock at the start: wall time then follows tokio's clock, which tests can pause.
+    /// Wall clock at the start.
     start: (SystemTime, Instant),
+    /// Whether wall time is the start plus what tokio's clock says: in a seeded run, and once that clock was seen paused.
+    /// Else it is the system's, which costs half as much.
+    virtual_time: AtomicBool,
     own: Option<OwnThread>,
 }
 
@@ -76,7 +79,16 @@ impl Env {
             None => SystemTime::now(),
         };
         let start = (wall, Instant::now());
-        Self(Arc::new(Inner { handle, rng: Mutex::new(rng), tasks: TaskTracker::new(), start, own }))
+        let virtual_time = AtomicBool::new(seed.is_some() || is_paused());
+        Self(Arc::new(Inner { handle, rng: Mutex::new(rng), tasks: TaskTracker::new(), start, virtual_time, own }))
+    }
+
+    /// Looks whether tokio's clock was paused since. Every handle that is opened looks, since a test may pause the clock after
+    /// it connected.
+    pub fn notice_pause(&self) {
+        if !self.0.virtual_time.load(Ordering::Relaxed) && is_paused() {
+            self.0.virtual_time.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Tokio's clock.
@@ -85,8 +97,18 @@ impl Env {
         Instant::now()
     }
 
-    /// Wall clock; follows tokio's clock, so that paused time moves it too.
+    /// Wall clock; follows tokio's clock where that is paused, so that paused time moves it too.
+    #[inline]
     pub fn wall(&self) -> SystemTime {
+        match self.0.virtual_time.load(Ordering::Relaxed) {
+            false => SystemTime::now(),
+            true => self.virtual_wall(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn virtual_wall(&self) -> SystemTime {
         self.0.start.0 + self.0.start.1.elapsed()
     }
 
@@ -147,6 +169,13 @@ impl Env {
     }
 }
 
+/// Whether tokio's clock stands still while the system's runs. Takes a microsecond.
+fn is_paused() -> bool {
+    let (tokios, systems) = (Instant::now(), std::time::Instant::now());
+    while systems.elapsed() < Duration::from_micros(1) {}
+    Instant::now() == tokios
+}
+
 impl Drop for OwnThread {
     fn drop(&mut self) {
         self.stop.send_replace(true);
@@ -156,5 +185,29 @@ impl Drop for OwnThread {
 impl std::fmt::Debug for Env {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Env({} tasks)", self.tasks())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Env;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn paused_time_moves_the_wall_clock() {
+        let env = Env::current(None).unwrap();
+        let before = env.wall();
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert_eq!(env.wall().duration_since(before).unwrap(), Duration::from_secs(3600));
+    }
+
+    #[tokio::test]
+    async fn a_pause_after_the_start_is_noticed() {
+        let env = Env::current(None).unwrap();
+        tokio::time::pause();
+        env.notice_pause();
+        let before = env.wall();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(env.wall().duration_since(before).unwrap(), Duration::from_secs(60));
     }
 }

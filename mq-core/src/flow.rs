@@ -1,7 +1,7 @@
 //! What a consumer may still take: counts, bytes, and the gates that stop it (pause, transient pause, drain, a suspect alone).
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 /// Why nothing is handed out. Several may hold at once.
@@ -36,15 +36,20 @@ pub struct Flow {
     gates: AtomicU32,
     max: u64,
     max_bytes: u64,
-    starved: AtomicBool,
+    /// Who waits for something to be given back: [`TAKER`], [`DRAIN`]. One cell, so that giving back looks once.
+    awaited: AtomicU8,
     /// One cell per role: a shared cell would lose wake-ups, a list would leak on cancelled polls.
     taker: Mutex<Option<Waker>>,
-    draining: AtomicBool,
     drain: Mutex<Vec<Waker>>,
+    shutting: Mutex<Vec<Waker>>,
 }
 
 const ONE: u64 = 1 << 40;
 const BYTES: u64 = ONE - 1;
+/// The task that takes waits for credit.
+const TAKER: u8 = 1;
+/// Close waits until nothing is in hand.
+const DRAIN: u8 = 2;
 
 impl Flow {
     /// At most `max` deliveries and `max_bytes` bytes.
@@ -54,10 +59,10 @@ impl Flow {
             gates: AtomicU32::new(0),
             max: (max as u64).min(ONE >> 17),
             max_bytes: (max_bytes as u64).min(BYTES >> 1),
-            starved: AtomicBool::new(false),
+            awaited: AtomicU8::new(0),
             taker: Mutex::new(None),
-            draining: AtomicBool::new(false),
             drain: Mutex::new(Vec::new()),
+            shutting: Mutex::new(Vec::new()),
         }
     }
 
@@ -92,10 +97,19 @@ impl Flow {
     #[inline]
     pub fn give(&self, n: usize, bytes: usize) {
         self.used.fetch_sub(n as u64 * ONE + bytes as u64, Ordering::SeqCst);
-        if self.starved.load(Ordering::SeqCst) {
+        let awaited = self.awaited.load(Ordering::SeqCst);
+        if awaited != 0 {
+            self.given(awaited);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn given(&self, awaited: u8) {
+        if awaited & TAKER != 0 {
             self.wake();
         }
-        if self.draining.load(Ordering::SeqCst) {
+        if awaited & DRAIN != 0 {
             self.wake_drain();
         }
     }
@@ -103,14 +117,13 @@ impl Flow {
     /// Wakes whoever waits for credit.
     #[cold]
     pub fn wake(&self) {
-        self.starved.store(false, Ordering::SeqCst);
+        self.awaited.fetch_and(!TAKER, Ordering::SeqCst);
         let waker = self.taker.lock().take();
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    #[cold]
     fn wake_drain(&self) {
         let wakers = std::mem::take(&mut *self.drain.lock());
         wakers.into_iter().for_each(Waker::wake);
@@ -128,7 +141,7 @@ impl Flow {
                 *taker = Some(cx.waker().clone());
             }
         }
-        self.starved.store(true, Ordering::SeqCst);
+        self.awaited.fetch_or(TAKER, Ordering::SeqCst);
         let used = self.used.load(Ordering::SeqCst);
         let credit = self.credit();
         if credit.count > 0 && credit.bytes > 0 && used >> 40 < self.max { Poll::Ready(credit) } else { Poll::Pending }
@@ -145,7 +158,7 @@ impl Flow {
                 drain.push(cx.waker().clone());
             }
         }
-        self.draining.store(true, Ordering::SeqCst);
+        self.awaited.fetch_or(DRAIN, Ordering::SeqCst);
         if self.used.load(Ordering::SeqCst) >> 40 == 0 { Poll::Ready(()) } else { Poll::Pending }
     }
 
@@ -153,6 +166,8 @@ impl Flow {
     pub fn shut(&self, gate: Gate) -> bool {
         let was = self.gates.fetch_or(gate as u32, Ordering::SeqCst);
         self.wake();
+        let wakers = std::mem::take(&mut *self.shutting.lock());
+        wakers.into_iter().for_each(Waker::wake);
         was & gate as u32 == 0
     }
 
@@ -160,6 +175,21 @@ impl Flow {
     pub fn open(&self, gate: Gate) {
         self.gates.fetch_and(!(gate as u32), Ordering::SeqCst);
         self.wake();
+    }
+
+    /// Ready when `gate` is shut. For a driver that waits for its broker meanwhile (a blocking read to be cut short at close).
+    pub fn poll_shut(&self, gate: Gate, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_shut(gate) {
+            return Poll::Ready(());
+        }
+        {
+            let mut shutting = self.shutting.lock();
+            if !shutting.iter().any(|w| w.will_wake(cx.waker())) {
+                shutting.push(cx.waker().clone());
+            }
+        }
+        // `shut` sets the gate before it takes the wakers: either it finds this one, or this finds the gate.
+        if self.gates.load(Ordering::SeqCst) & gate as u32 != 0 { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Whether a gate is shut.
@@ -212,7 +242,9 @@ mod tests {
         assert!(flow.poll_credit(cx).is_pending());
         flow.give(1, 60);
         assert!(flow.poll_credit(cx).is_ready());
+        assert!(flow.poll_shut(Gate::Paused, cx).is_pending());
         flow.shut(Gate::Paused);
+        assert!(flow.poll_shut(Gate::Paused, cx).is_ready());
         assert!(flow.poll_credit(cx).is_pending());
         flow.open(Gate::Paused);
         assert!(flow.poll_credit(cx).is_ready());

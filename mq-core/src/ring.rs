@@ -61,6 +61,36 @@ impl<T: Default> SeqRing<T> {
         (seq, &mut self.buf[i])
     }
 
+    /// The next cells that lie side by side, at most `n` and at least one if `n` is not 0, with whatever retired values they
+    /// hold. They count only after [`commit`](Self::commit).
+    #[inline(always)]
+    pub fn push_slice(&mut self, n: usize) -> &mut [T] {
+        if self.len() == self.buf.len() {
+            self.grow();
+        }
+        let (i, room) = (self.at(self.tail), self.buf.len() - self.len());
+        let end = self.buf.len().min(i + room.min(n));
+        &mut self.buf[i..end]
+    }
+
+    /// Pushes `n` cells that [`push_slice`](Self::push_slice) showed.
+    #[inline(always)]
+    pub fn commit(&mut self, n: usize) {
+        debug_assert!(self.len() + n <= self.buf.len(), "committed more than was there");
+        self.tail += n as u64;
+    }
+
+    /// The cells from `seq` on that lie side by side, at most `n`. Empty if `seq` is retired or not pushed yet.
+    #[inline(always)]
+    pub fn slice(&self, seq: u64, n: usize) -> &[T] {
+        let n = n.min(self.tail.saturating_sub(seq) as usize);
+        if n == 0 || seq < self.head {
+            return &[];
+        }
+        let i = self.at(seq);
+        &self.buf[i..self.buf.len().min(i + n)]
+    }
+
     /// The cell of this number, unless it is retired or not pushed yet.
     #[inline]
     pub fn get(&self, seq: u64) -> Option<&T> {
@@ -115,6 +145,13 @@ impl<T: Default> SeqRing<T> {
         self.head += 1;
     }
 
+    /// Retires the next `n`.
+    #[inline]
+    pub fn retire_n(&mut self, n: u64) {
+        debug_assert!(self.head + n <= self.tail, "retired more than was pushed");
+        self.head += n;
+    }
+
     /// Retires everything; numbers go on from the tail.
     pub fn clear(&mut self) {
         self.head = self.tail;
@@ -154,13 +191,22 @@ mod tests {
     proptest! {
         /// Against a map: any mix of pushes, retirements and look-ups.
         #[test]
-        fn behaves_like_a_map(ops in proptest::collection::vec(0u8..4, 1..400), start in 0u64..50) {
+        fn behaves_like_a_map(ops in proptest::collection::vec(0u8..5, 1..400), start in 0u64..50) {
             let mut ring = SeqRing::starting_at(start);
             let mut map = BTreeMap::new();
             for (i, op) in ops.into_iter().enumerate() {
                 match op {
                     0 | 1 => { let (seq, cell) = ring.push_cell(); *cell = i; map.insert(seq, i); }
-                    2 if !ring.is_empty() => { map.remove(&ring.head()); ring.retire(); }
+                    2 if !ring.is_empty() => { map.remove(&ring.head()); ring.retire_n(1); }
+                    3 => {
+                        let from = ring.tail();
+                        let cells = ring.push_slice(3);
+                        prop_assert!((1..=3).contains(&cells.len()));
+                        let n = cells.len();
+                        cells.fill(i);
+                        ring.commit(n);
+                        map.extend((from..from + n as u64).map(|seq| (seq, i)));
+                    }
                     _ => {}
                 }
                 prop_assert_eq!(ring.len(), map.len());
@@ -168,6 +214,8 @@ mod tests {
                 prop_assert!(ring.iter().map(|(s, v)| (s, *v)).eq(map.iter().map(|(s, v)| (*s, *v))));
                 let (a, b) = ring.slices(ring.head(), 7);
                 prop_assert!(a.iter().chain(b).copied().eq(map.values().take(7).copied()));
+                prop_assert_eq!(ring.slice(ring.head(), 7), a);
+                prop_assert!(ring.slice(ring.tail(), 7).is_empty());
             }
         }
     }

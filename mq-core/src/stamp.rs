@@ -7,14 +7,12 @@ use std::time::SystemTime;
 ///
 /// # Errors
 /// [`ErrorKind::TooLarge`] or [`ErrorKind::InvalidName`], not sent.
-#[inline]
+#[inline(always)]
 pub fn stamp(message: &mut Message, spec: &ProducerSpec, now: impl FnOnce() -> SystemTime) -> Result<u32, Error> {
     let size = message.size();
-    if size > spec.max_message {
-        return Err(too_large(size, spec));
-    }
-    if !message.headers.is_empty() {
-        check_headers(message)?;
+    // Headers are rare; their check is out of the way.
+    if size > spec.max_message || !message.headers.is_empty() {
+        check(message, size, spec)?;
     }
     if message.id.is_nil() {
         message.id = MessageId::make();
@@ -26,6 +24,14 @@ pub fn stamp(message: &mut Message, spec: &ProducerSpec, now: impl FnOnce() -> S
 }
 
 #[cold]
+#[inline(never)]
+fn check(message: &Message, size: usize, spec: &ProducerSpec) -> Result<(), Error> {
+    if size > spec.max_message {
+        return Err(too_large(size, spec));
+    }
+    check_headers(message)
+}
+
 fn too_large(size: usize, spec: &ProducerSpec) -> Error {
     let text = format!(
         "a message of {size} bytes to '{}' is larger than max_message, {} bytes; raise it, or send a reference to the data",

@@ -246,7 +246,7 @@ impl DeadLetterStore for Letters {
         if !part.has_room(size, &self.topic.keep) {
             return Err(self.topic.full());
         }
-        part.append(std::mem::take(&mut message), size, self.group.number as u32 + 1);
+        part.append(&mut message, size, self.group.number as u32 + 1);
         self.topic.after_append(&self.core, &mut part, number);
         part.wake();
         Ok(())

@@ -108,6 +108,7 @@ impl Core {
 
     /// Milliseconds since the start; refreshes the coarse clock.
     pub(crate) fn look_at_clock(&self) -> u32 {
+        self.env.notice_pause();
         let now = (self.env.now() - self.start).as_millis() as u32;
         self.coarse.store(now, Ordering::Relaxed);
         now

@@ -4,10 +4,10 @@ use crate::group::Group;
 use crate::lane::{Letter, MemoryLane};
 use crate::member::Member;
 use crate::partition::Part;
-use crate::pending::{BLOCKED, HELD, Pending};
+use crate::pending::{BLOCKED, Pending};
 use mq_api::{
     Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Guarantee, Position, Provisioning, Reason,
-    Result, Source, Start, Stored, Ticket,
+    Result, Settled, Source, Start, Stored, Ticket,
 };
 use mq_core::{Gate, Settlement, key_hash};
 use std::sync::Arc;
@@ -22,6 +22,10 @@ pub(crate) struct MemoryConsumer {
     version: u64,
     at: usize,
     budget: u32,
+    /// Nobody wants to hear of every message, and deliveries are settled one by one: new messages may go the short way.
+    short: bool,
+    /// For [`poll_next`](Consumer::poll_next) beside its hot path; always empty between calls.
+    one: Deliveries,
 }
 
 /// Ready results in a row after which others get a turn.
@@ -30,7 +34,8 @@ const BUDGET: u32 = 128;
 impl MemoryConsumer {
     pub(crate) fn new(member: Arc<Member>, group: Arc<Group>) -> Self {
         let control = ConsumerControl::new(member.clone());
-        Self { member, group, lanes: Vec::new(), control, version: 0, at: 0, budget: 0 }
+        let short = !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
+        Self { member, group, lanes: Vec::new(), control, version: 0, at: 0, budget: 0, short, one: Deliveries::new() }
     }
 
     /// Ownership changed, or the group is gone: looks again.
@@ -67,6 +72,8 @@ impl MemoryConsumer {
                     number,
                     owner: self.member.id,
                     source: source.at(Some(number as u32), epoch),
+                    settled: Settled::Confirmed(self.member.core.capabilities.settle_level),
+                    watched: self.member.core.watched,
                 })
             }));
         }
@@ -120,14 +127,14 @@ impl MemoryConsumer {
     #[inline(always)]
     fn try_one(&mut self) -> Option<Delivery> {
         let member = &*self.member;
-        if !member.flow.is_open() || member.core.watched || member.sub.guarantee == Guarantee::AtMostOnce {
+        if !self.short || !member.flow.is_open() {
             return None;
         }
         for lane in &self.lanes {
             let mut guard = lane.part.lock();
             let part = &mut *guard;
             let group = part.groups.get_mut(lane.group.number)?;
-            if !is_plain(group, member.id) {
+            if !group.takes_short(lane.owner) {
                 return None;
             }
             let next = group.entries.tail();
@@ -141,7 +148,7 @@ impl MemoryConsumer {
                 return None;
             }
             let at = member.core.coarse.load(Ordering::Relaxed);
-            *group.entries.push_cell().1 = Pending::held(member.id, 1, size, at);
+            *group.entries.push_cell().1 = Pending::held(lane.owner, 1, size, at);
             let message = stored.clone();
             drop(guard);
             member.flow.take(1, size as usize);
@@ -161,9 +168,7 @@ impl MemoryConsumer {
             if group.deleted || group.owner.is_some() && (group.owner != Some(member.id) || group.draining) {
                 return 0;
             }
-            let plain =
-                is_plain(group, member.id) && !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
-            if plain {
+            if self.short && group.takes_short(member.id) {
                 n = take_run(lane, part, max, out);
             }
         }
@@ -260,15 +265,16 @@ impl MemoryConsumer {
             let came_again = suspect.is_some() || group.again.contains(&position);
             group.again.remove(&position);
             group.suspects.remove(&position);
-            let Some(entry) = group.entries.get_mut(position) else { continue };
-            let attempt = entry.attempt().max(1);
+            let Some(attempt) = group.entries.get(position).map(|entry| entry.attempt().max(1)) else { continue };
             let mut owner = member.id;
             if came_again {
                 let history = group.history.entry(position).or_default();
                 history.again += 1;
                 owner |= history.again << 20;
             }
-            *entry = Pending::held(owner, attempt, stored.size, member.core.coarse.load(Ordering::Relaxed));
+            if let Some(entry) = group.entries.get_mut(position) {
+                *entry = Pending::held(owner, attempt, stored.size, member.core.coarse.load(Ordering::Relaxed));
+            }
             if let Some(key) = stored.message.key.as_deref().map(key_hash)
                 && group.parked_keys.contains(&key)
             {
@@ -340,6 +346,16 @@ impl MemoryConsumer {
             }
             return Some(next);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn fill_one(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Delivery>>> {
+        let mut one = std::mem::take(&mut self.one);
+        let filled = self.fill(cx, 1, &mut one);
+        let delivery = one.pop();
+        self.one = one;
+        filled.map_ok(|_| delivery)
     }
 
     fn fill(&mut self, cx: &mut Context<'_>, max: usize, out: &mut Deliveries) -> Poll<Result<usize>> {
@@ -418,42 +434,43 @@ impl Receives for Vec<Taken> {
     }
 }
 
-/// Nothing but new messages, in a partition that this member may take from.
-#[inline]
-fn is_plain(group: &crate::pending::GroupPart, member: u32) -> bool {
-    group.again.is_empty()
-        && group.suspects.is_empty()
-        && group.gate.is_none()
-        && group.parked_keys.is_empty()
-        && !group.deleted
-        && (group.owner.is_none() || (group.owner == Some(member) && !group.draining))
-}
-
 /// The hot path of a batch: neighbours of the log, one pass.
 #[inline]
 fn take_run(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut Deliveries) -> usize {
     let member = &*lane.member;
     let Some(group) = part.groups.get_mut(lane.group.number) else { return 0 };
     let first = group.entries.tail();
-    let at = member.core.coarse.load(Ordering::Relaxed);
-    let (mut n, mut bytes) = (0usize, 0usize);
-    let room = member.flow.credit().bytes;
-    let alone = member.flow.in_flight() == 0;
-    let (a, b) = part.log.slices(first, max);
-    if a.is_empty() {
+    if part.log.tail() == first {
         return 0;
     }
+    let at = member.core.coarse.load(Ordering::Relaxed);
+    let (mut n, mut bytes) = (0usize, 0usize);
+    // A message that is larger than the bound goes alone.
+    let room = member.flow.credit().bytes;
+    let alone = member.flow.in_flight() == 0;
     let mut run = out.run(lane, first);
-    for (position, cell) in (first..).zip(a.iter().chain(b)) {
-        let Some(stored) = &cell.stored else { break };
-        let size = stored.size as usize;
-        if cell.only != 0 || (bytes + size > room && !(alone && n == 0)) {
+    // Log and entries are rings of different lengths: a piece ends where one of them turns around.
+    while n < max {
+        let next = first + n as u64;
+        let cells = part.log.slice(next, max - n);
+        let mut taken = 0;
+        for (cell, entry) in cells.iter().zip(group.entries.push_slice(cells.len())) {
+            let Some(stored) = &cell.stored else { break };
+            let size = stored.size;
+            bytes += size as usize;
+            if cell.only != 0 || (bytes > room && !(alone && n + taken == 0)) {
+                bytes -= size as usize;
+                break;
+            }
+            *entry = Pending::held(lane.owner, 1, size, at);
+            run.push(stored.clone(), Position::offset(next + taken as u64), 1);
+            taken += 1;
+        }
+        group.entries.commit(taken);
+        n += taken;
+        if taken == 0 {
             break;
         }
-        *group.entries.push_cell().1 = Pending { owner: member.id, state: 1 << 3 | HELD, size: stored.size, at };
-        run.push(stored.clone(), Position::offset(position), 1);
-        bytes += size;
-        n += 1;
     }
     if n > 0 {
         member.flow.take(n, bytes);
@@ -470,12 +487,7 @@ impl Consumer for MemoryConsumer {
             self.budget += 1;
             return Poll::Ready(Ok(Some(delivery)));
         }
-        let mut one = Deliveries::new();
-        match self.fill(cx, 1, &mut one) {
-            Poll::Ready(Ok(_)) => Poll::Ready(Ok(one.pop())),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
-        }
+        self.fill_one(cx)
     }
 
     fn poll_batch(&mut self, cx: &mut Context<'_>, max: usize, out: &mut Deliveries) -> Poll<Result<usize>> {

@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::group::Group;
 use crate::member::Member;
 use crate::partition::{Part, SharedPart};
-use crate::pending::DELAYED;
+use crate::pending::{DELAYED, HELD};
 use crate::topic::Topic;
 use crate::trace::What;
 use mq_api::{Disposition, Envelope, Failure, OnDeadLetter, Position, Reason, Settle, SettleStart, Settled, Source};
@@ -22,6 +22,10 @@ pub(crate) struct MemoryLane {
     /// As whom it settles: the member, and for a message that came again the number of the hand-over.
     pub(crate) owner: u32,
     pub(crate) source: Source,
+    /// What a settlement is confirmed as.
+    pub(crate) settled: Settled,
+    /// Somebody wants to hear of every message.
+    pub(crate) watched: bool,
 }
 
 impl MemoryLane {
@@ -35,14 +39,13 @@ impl MemoryLane {
             number: self.number,
             owner,
             source: self.source.clone(),
+            settled: self.settled,
+            watched: self.watched,
         }
     }
 
-    fn level(&self) -> Settled {
-        Settled::Confirmed(self.member.core.capabilities.settle_level)
-    }
-
     #[cold]
+    #[inline(never)]
     fn stale(&self, position: u64) -> SettleStart {
         if let Some(trace) = &self.member.core.trace {
             trace.push(What::Stale, self.member.place(&self.source, position), &mq_api::MessageId::NIL);
@@ -50,10 +53,11 @@ impl MemoryLane {
         SettleStart::Done(Settled::Stale)
     }
 
-    /// After something left the application's hands.
-    #[inline]
+    /// After something was handled.
+    #[inline(always)]
     fn done(&self, n: usize, bytes: usize) {
         self.member.flow.give(n, bytes);
+        self.member.handled();
     }
 
     #[cold]
@@ -65,18 +69,12 @@ impl MemoryLane {
         }
     }
 
-    /// Whether an ack needs more than the hot path does.
-    #[inline]
-    fn is_plain(&self, part: &Part) -> bool {
-        part.groups
-            .get(self.group.number)
-            .is_some_and(|g| g.gate.is_none() && g.history.is_empty() && g.lost.is_empty() && !g.draining)
-            && !self.member.core.watched
-    }
-
     #[cold]
     #[inline(never)]
     fn ack_slow(&self, first: u64, n: u32) -> SettleStart {
+        if self.member.is_crashed() {
+            return self.stale(first);
+        }
         let (mut done, mut bytes) = (0, 0);
         let mut free = false;
         {
@@ -95,28 +93,30 @@ impl MemoryLane {
         self.member.end_suspect(self.number, first);
         if done > 0 {
             self.done(done, bytes);
-            self.member.handled();
         }
         if free {
             self.group.assign_free();
         }
-        if done < n as usize { self.stale(first) } else { SettleStart::Done(self.level()) }
+        if done < n as usize { self.stale(first) } else { SettleStart::Done(self.settled) }
     }
 }
 
 impl Settle for MemoryLane {
     #[inline]
     fn ack(&self, position: u64) -> SettleStart {
-        if self.member.is_crashed() {
-            return self.stale(position);
+        if self.watched || self.member.is_crashed() {
+            return self.ack_slow(position, 1);
         }
         let mut guard = self.part.lock();
         let part = &mut *guard;
-        if !self.is_plain(part) {
+        let Some(group) = part.groups.get_mut(self.group.number) else {
+            drop(guard);
+            return self.stale(position);
+        };
+        if !group.acks_short() {
             drop(guard);
             return self.ack_slow(position, 1);
         }
-        let Some(group) = part.groups.get_mut(self.group.number) else { return self.stale(position) };
         let Some(entry) = group.held_by(self.owner, position) else {
             drop(guard);
             return self.stale(position);
@@ -130,38 +130,46 @@ impl Settle for MemoryLane {
         }
         drop(guard);
         self.done(1, size);
-        self.member.handled();
-        SettleStart::Done(self.level())
+        SettleStart::Done(self.settled)
     }
 
     fn ack_run(&self, first: u64, n: u32) -> SettleStart {
-        if self.member.is_crashed() {
-            return self.stale(first);
+        if self.watched || self.member.is_crashed() {
+            return self.ack_slow(first, n);
         }
         let mut guard = self.part.lock();
         let part = &mut *guard;
-        if !self.is_plain(part) {
+        let Some(group) = part.groups.get_mut(self.group.number) else {
+            drop(guard);
+            return self.stale(first);
+        };
+        if !group.acks_short() {
             drop(guard);
             return self.ack_slow(first, n);
         }
-        let Some(group) = part.groups.get_mut(self.group.number) else { return self.stale(first) };
         let (mut done, mut bytes) = (0usize, 0usize);
         let owner = self.owner;
         let (a, b) = group.entries.slices_mut(first, n as usize);
-        for entry in a.iter_mut().chain(b) {
-            if entry.owner == owner && entry.state & crate::pending::HELD != 0 {
-                entry.state = 0;
-                done += 1;
-                bytes += entry.size as usize;
+        for piece in [a, b] {
+            for entry in piece {
+                if entry.owner == owner && entry.state & HELD != 0 {
+                    entry.state = 0;
+                    done += 1;
+                    bytes += entry.size as usize;
+                }
             }
         }
-        if group.advance() {
+        if group.entries.head() == first && done == n as usize {
+            // All of them, and they are the oldest: no need to look at each again.
+            group.entries.retire_n(u64::from(n));
+            group.advance();
+            part.trim(&self.topic.keep);
+        } else if group.advance() {
             part.trim(&self.topic.keep);
         }
         drop(guard);
         self.done(done, bytes);
-        self.member.handled();
-        if done < n as usize { self.stale(first) } else { SettleStart::Done(self.level()) }
+        if done < n as usize { self.stale(first) } else { SettleStart::Done(self.settled) }
     }
 
     fn settle(&self, position: u64, how: Disposition) -> SettleStart {
@@ -194,18 +202,18 @@ impl Settle for MemoryLane {
         part.wake();
         drop(guard);
         self.member.end_suspect(self.number, position);
-        self.done(1, entry.size as usize);
+        self.member.flow.give(1, entry.size as usize);
         if verdict == Verdict::Transient {
             self.member.transient();
         }
         if free {
             self.group.assign_free();
         }
-        SettleStart::Done(self.level())
+        SettleStart::Done(self.settled)
     }
 
     fn poll_settled(&self, _: u64, _: &mut Context<'_>) -> Poll<Settled> {
-        Poll::Ready(self.level())
+        Poll::Ready(self.settled)
     }
 
     fn poll_lost(&self, position: u64, cx: &mut Context<'_>) -> Poll<()> {
@@ -468,7 +476,7 @@ impl Letter<'_> {
             redrives: mq_core::redrive::redrives(&stored.message.headers),
         };
         let envelope: Envelope = self.member.policy.envelope(&source, &facts);
-        let message = envelope.dead_letter(&stored.message);
+        let mut message = envelope.dead_letter(&stored.message);
         let size = message.size() as u32;
         {
             // Partitions of two topics, the dead-letter one last; a dead-letter topic has no dead letters of its own.
@@ -480,7 +488,7 @@ impl Letter<'_> {
                 self.write_later(core, part, reason, error, attempts);
                 return false;
             }
-            letters.append(message, size, 0);
+            letters.append(&mut message, size, 0);
             letters.wake();
         }
         self.member.trouble(None);

@@ -172,7 +172,7 @@ impl MemoryBroker {
         let number = topic.pick(&message);
         let mut part = topic.parts[number].lock();
         let size = message.size() as u32;
-        part.append(message, size, 0);
+        part.append(&mut message, size, 0);
         topic.after_append(&self.core, &mut part, number);
         part.wake();
         Ok(())

@@ -48,6 +48,19 @@ pub(crate) struct Part {
 
 pub(crate) type SharedPart = Arc<Mutex<Part>>;
 
+#[cold]
+#[inline(never)]
+fn fresh(message: &mut Message, size: u32) -> Arc<Stored> {
+    Arc::new(Stored { message: std::mem::take(message), size })
+}
+
+/// Somebody still reads it, or enough are kept.
+#[cold]
+#[inline(never)]
+fn let_go(stored: Arc<Stored>) {
+    drop(stored);
+}
+
 /// What left the log before a group had handled it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Trimmed {
@@ -64,20 +77,21 @@ impl Part {
         keep.is_log || ((self.log.len() as u64) < keep.capacity && self.bytes + u64::from(size) <= keep.bytes)
     }
 
+    /// Takes the message and leaves an empty one.
     #[inline(always)]
-    pub(crate) fn append(&mut self, message: Message, size: u32, only: u32) -> u64 {
+    pub(crate) fn append(&mut self, message: &mut Message, size: u32, only: u32) -> u64 {
         self.bytes += u64::from(size);
         let stored = match self.spare.pop() {
             Some(mut spare) => match Arc::get_mut(&mut spare) {
                 Some(empty) => {
                     empty.size = size;
-                    // What is replaced was emptied by `trim`: nothing to drop.
-                    std::mem::forget(std::mem::replace(&mut empty.message, message));
+                    // What is replaced was emptied by `drop_oldest`: nothing to drop.
+                    std::mem::forget(std::mem::replace(&mut empty.message, std::mem::take(message)));
                     spare
                 }
-                None => Arc::new(Stored { message, size }),
+                None => fresh(message, size),
             },
-            None => Arc::new(Stored { message, size }),
+            None => fresh(message, size),
         };
         if !self.broadcast.is_empty() && only == 0 {
             let position = self.log.tail();
@@ -104,15 +118,18 @@ impl Part {
         }
     }
 
+    /// Empties the oldest and keeps its allocation.
+    #[inline(always)]
     fn drop_oldest(&mut self) {
         let Some(cell) = self.log.front_mut() else { return };
         if let Some(mut stored) = cell.stored.take() {
             self.bytes -= u64::from(stored.size);
-            if self.spare.len() < SPARE
-                && let Some(unique) = Arc::get_mut(&mut stored)
-            {
-                unique.message.clear();
-                self.spare.push(stored);
+            match Arc::get_mut(&mut stored) {
+                Some(unique) if self.spare.len() < SPARE => {
+                    unique.message.clear();
+                    self.spare.push(stored);
+                }
+                _ => let_go(stored),
             }
         }
         self.log.retire();
@@ -121,9 +138,12 @@ impl Part {
     /// Drops what every group handled, beyond the history kept.
     #[inline(always)]
     pub(crate) fn trim(&mut self, keep: &Keep) {
-        if self.log.len() as u64 <= keep.history {
-            return;
+        if self.log.len() as u64 > keep.history {
+            self.drop_handled(keep);
         }
+    }
+
+    fn drop_handled(&mut self, keep: &Keep) {
         let mut handled = u64::MAX;
         for group in &self.groups {
             if !group.deleted {
@@ -133,7 +153,9 @@ impl Part {
         if handled == u64::MAX {
             return;
         }
-        while self.log.head() < handled && self.log.len() as u64 > keep.history {
+        let extra = self.log.len() as u64 - keep.history;
+        let handled = handled.saturating_sub(self.log.head());
+        for _ in 0..extra.min(handled) {
             self.drop_oldest();
         }
     }

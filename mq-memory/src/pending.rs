@@ -3,6 +3,7 @@
 use mq_api::Failure;
 use mq_core::{KeyGate, SeqRing};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::{Deref, DerefMut};
 use std::task::Waker;
 use tokio::time::Instant;
 
@@ -76,6 +77,27 @@ pub(crate) struct History {
 pub(crate) struct GroupPart {
     /// `head` = first unsettled position, `tail` = next one to take.
     pub(crate) entries: SeqRing<Pending>,
+    pub(crate) wakers: Vec<Waker>,
+    short: Short,
+    rare: Rare,
+}
+
+/// What of [`Rare`] the hot paths need to know, so that they look once instead of at every field. Each mutable look at `Rare`
+/// forgets it (see `DerefMut` of [`GroupPart`]), so it cannot be wrong; whoever finds it forgotten asks again.
+#[derive(Default)]
+struct Short {
+    /// Who may take new messages without a look at anything else: a member, [`ANYBODY`], or nobody (0).
+    take: u32,
+    /// Whether an ack is only a mark on its entry.
+    ack: bool,
+}
+
+/// Members count up to 2^20, so no member is called this.
+const ANYBODY: u32 = u32::MAX;
+
+/// What most messages have nothing to do with.
+#[derive(Default)]
+pub(crate) struct Rare {
     /// Due again, in order.
     pub(crate) again: BTreeSet<u64>,
     /// Due again, to be handed over alone.
@@ -83,7 +105,6 @@ pub(crate) struct GroupPart {
     pub(crate) delayed: BTreeMap<(Instant, u64), ()>,
     pub(crate) history: HashMap<u64, History>,
     pub(crate) gate: Option<KeyGate>,
-    pub(crate) wakers: Vec<Waker>,
     /// Who may take, where partitions are exclusive: owner, and whether it is to give the partition up.
     pub(crate) owner: Option<u32>,
     pub(crate) draining: bool,
@@ -95,10 +116,54 @@ pub(crate) struct GroupPart {
     pub(crate) parked_keys: BTreeSet<u64>,
 }
 
+impl Deref for GroupPart {
+    type Target = Rare;
+
+    fn deref(&self) -> &Rare {
+        &self.rare
+    }
+}
+
+impl DerefMut for GroupPart {
+    fn deref_mut(&mut self) -> &mut Rare {
+        self.short = Short::default();
+        &mut self.rare
+    }
+}
+
 impl GroupPart {
     pub(crate) fn starting_at(position: u64, per_key: bool) -> Self {
-        let entries = SeqRing::starting_at(position);
-        Self { entries, gate: per_key.then(KeyGate::default), ..Self::default() }
+        let rare = Rare { gate: per_key.then(KeyGate::default), ..Rare::default() };
+        Self { entries: SeqRing::starting_at(position), rare, ..Self::default() }
+    }
+
+    /// The place of a group that is gone, or not there yet.
+    pub(crate) fn gone() -> Self {
+        Self { rare: Rare { deleted: true, ..Rare::default() }, ..Self::default() }
+    }
+
+    /// Whether there is nothing but new messages, for this member to take.
+    #[inline(always)]
+    pub(crate) fn takes_short(&mut self, member: u32) -> bool {
+        let may = |short: &Short| short.take == ANYBODY || short.take == member;
+        may(&self.short) || may(self.look())
+    }
+
+    /// Whether an ack has nothing to do but mark its entry.
+    #[inline(always)]
+    pub(crate) fn acks_short(&mut self) -> bool {
+        self.short.ack || self.look().ack
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look(&mut self) -> &Short {
+        let Rare { again, suspects, gate, parked_keys, history, lost, owner, draining, deleted, .. } = &self.rare;
+        let in_order = gate.is_none() && !*draining && !*deleted;
+        let only_new = again.is_empty() && suspects.is_empty() && parked_keys.is_empty();
+        let take = if in_order && only_new { owner.unwrap_or(ANYBODY) } else { 0 };
+        self.short = Short { take, ack: in_order && history.is_empty() && lost.is_empty() };
+        &self.short
     }
 
     /// The entry, if this member holds it.

@@ -5,19 +5,25 @@ use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
 use mq_api::{
-    Batch, CloseReport, Error, HealthSetter, HealthState, HealthWatch, Message, Position, Producer, ProducerSpec,
-    Receipt, SendOptions, SendResult, Sending, SendingBatch,
+    Batch, CloseReport, Durability, Error, HealthSetter, HealthState, HealthWatch, Message, Position, Producer,
+    ProducerSpec, Receipt, SendOptions, SendResult, Sending, SendingBatch,
 };
 use mq_core::stamp;
-use parking_lot::RwLock;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 pub(crate) struct MemoryProducer {
     pub(crate) core: Arc<Core>,
-    topic: RwLock<Arc<Topic>>,
+    /// The topic that it was opened on.
+    topic: Arc<Topic>,
+    /// The topic that was made after somebody deleted that one.
+    again: Mutex<Option<Arc<Topic>>>,
     spec: ProducerSpec,
+    level: Durability,
+    /// It is open, nobody wants to hear of every message, and messages need no group to be kept: sending is appending.
+    short: AtomicBool,
     closed: AtomicBool,
     /// Sends since one yielded.
     streak: AtomicU32,
@@ -29,11 +35,17 @@ const BUDGET: u32 = 128;
 
 impl MemoryProducer {
     pub(crate) fn new(core: Arc<Core>, topic: Arc<Topic>, spec: ProducerSpec) -> Arc<Self> {
+        core.env.notice_pause();
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
+        let capabilities = &core.capabilities;
+        let short = !core.watched && capabilities.retains_without_group && capabilities.receipt_positions;
         Arc::new(Self {
+            level: capabilities.send_level,
             core,
-            topic: RwLock::new(topic),
+            topic,
+            again: Mutex::default(),
             spec,
+            short: AtomicBool::new(short),
             closed: AtomicBool::new(false),
             streak: AtomicU32::new(0),
             health,
@@ -42,22 +54,57 @@ impl MemoryProducer {
 
     pub(crate) fn shut(&self) {
         self.closed.store(true, Ordering::Release);
+        self.short.store(false, Ordering::Release);
         self.health.set(HealthState::Closed, "", self.core.env.wall());
     }
 
     /// The topic; made again if somebody deleted it and this producer makes what is missing.
     fn live_topic(&self) -> Result<Arc<Topic>, Error> {
-        let topic = self.topic.read().clone();
-        if !topic.deleted.load(Ordering::Acquire) {
-            return Ok(topic);
+        if !self.topic.deleted.load(Ordering::Acquire) {
+            return Ok(self.topic.clone());
+        }
+        let mut again = self.again.lock();
+        if let Some(topic) = &*again
+            && !topic.deleted.load(Ordering::Acquire)
+        {
+            return Ok(topic.clone());
         }
         let fresh =
             self.core.topic(&self.spec.topic, self.spec.partitions, self.spec.retention, self.spec.provisioning)?;
-        *self.topic.write() = fresh.clone();
-        Ok(fresh)
+        Ok(again.insert(fresh).clone())
     }
 
-    #[inline]
+    /// The topic, if sending to it is no more than appending.
+    #[inline(always)]
+    fn short(&self) -> Option<&Topic> {
+        let short = self.short.load(Ordering::Acquire) && !self.topic.deleted.load(Ordering::Acquire);
+        short.then_some(&*self.topic)
+    }
+
+    /// The hot path of one message. `None` when there is anything to look at or to say: then the message is still there, and
+    /// [`one`](Self::one) looks and says it.
+    #[inline(always)]
+    fn append_short(&self, message: &mut Message) -> Option<Receipt> {
+        let topic = self.short()?;
+        let size = stamp(message, &self.spec, || self.core.env.wall()).ok()?;
+        let number = topic.pick(message);
+        let mut part = topic.parts[number].lock();
+        if !part.has_room(size, &topic.keep) {
+            return None;
+        }
+        let position = part.append(message, size, 0);
+        topic.after_append(&self.core, &mut part, number);
+        part.wake();
+        drop(part);
+        Some(Receipt::new(self.level).at(Some(number as u32), Position::offset(position)))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn send_long(&self, mut message: Message) -> SendResult {
+        self.one(&mut message)
+    }
+
     fn append(&self, topic: &Topic, message: &mut Message, size: u32) -> SendResult {
         let number = topic.pick(message);
         let shared = &topic.parts[number];
@@ -73,20 +120,18 @@ impl MemoryProducer {
         if core.watched {
             self.trace(topic, number, part.log.tail(), message);
         }
-        let position = part.append(std::mem::take(message), size, 0);
+        let position = part.append(message, size, 0);
         topic.after_append(core, &mut part, number);
         part.wake();
         drop(part);
-        Ok(self.receipt(number, position))
+        Ok(self.receipt(topic, number, position))
     }
 
-    #[inline]
-    fn receipt(&self, number: usize, position: u64) -> Receipt {
-        let receipt = Receipt::new(self.core.capabilities.send_level);
+    fn receipt(&self, topic: &Topic, number: usize, position: u64) -> Receipt {
+        let receipt = Receipt::new(self.level);
         match self.core.capabilities.receipt_positions {
             true => receipt.at(Some(number as u32), Position::offset(position)),
             false if self.core.capabilities.counts_receivers => {
-                let topic = self.topic.read();
                 receipt.received_by(topic.parts[number].lock().broadcast.len() as u32)
             }
             false => receipt,
@@ -98,7 +143,7 @@ impl MemoryProducer {
         match self.core.capabilities.detects_unroutable {
             true => Err(topic.unroutable()),
             // Pub/Sub: nobody listens, which is no error.
-            false => Ok(Receipt::new(self.core.capabilities.send_level).received_by(0)),
+            false => Ok(Receipt::new(self.level).received_by(0)),
         }
     }
 
@@ -125,13 +170,7 @@ impl MemoryProducer {
             return Err(error);
         }
         let size = stamp(message, &self.spec, || self.core.env.wall())?;
-        // The common case holds the lock of the topic's handle only for reading.
-        let topic = self.topic.read();
-        if topic.deleted.load(Ordering::Acquire) {
-            drop(topic);
-            let topic = self.live_topic()?;
-            return self.append(&topic, message, size);
-        }
+        let topic = self.live_topic()?;
         self.append(&topic, message, size)
     }
 }
@@ -139,11 +178,17 @@ impl MemoryProducer {
 impl Producer for MemoryProducer {
     #[inline]
     fn send(&self, mut message: Message) -> Sending {
-        let result = self.one(&mut message);
-        // An empty shell when it was taken.
-        drop(message);
+        let result = match self.append_short(&mut message) {
+            Some(receipt) => {
+                // It was taken; what is left is an empty shell, with nothing to drop.
+                std::mem::forget(message);
+                Ok(receipt)
+            }
+            None => self.send_long(message),
+        };
+        let sending = Sending::ready(result);
         let streak = self.streak.fetch_add(1, Ordering::Relaxed);
-        if streak % BUDGET == BUDGET - 1 { Sending::ready_after_yield(result) } else { Sending::ready(result) }
+        if streak % BUDGET == BUDGET - 1 { sending.after_yield() } else { sending }
     }
 
     fn send_with(&self, message: Message, _: SendOptions) -> Sending {
@@ -154,12 +199,11 @@ impl Producer for MemoryProducer {
     fn send_batch(&self, mut batch: Batch) -> SendingBatch {
         batch.clear_outcomes();
         let mut messages = std::mem::take(&mut batch.messages);
-        let simple = !self.core.watched && self.core.capabilities.retains_without_group;
-        let topic = self.topic.read();
-        if simple && topic.parts.len() == 1 && !topic.deleted.load(Ordering::Acquire) && self.closed().is_none() {
-            self.append_run(&topic, &mut messages, &mut batch);
+        if let Some(topic) = self.short()
+            && topic.parts.len() == 1
+        {
+            self.append_run(topic, &mut messages, &mut batch);
         }
-        drop(topic);
         for mut message in messages.drain(..) {
             batch.push(self.one(&mut message));
         }
@@ -190,25 +234,26 @@ impl MemoryProducer {
     fn append_run(&self, topic: &Topic, messages: &mut Vec<Message>, batch: &mut Batch) {
         let now = self.core.env.wall();
         let mut part = topic.parts[0].lock();
-        let (mut first, mut n) = (part.log.tail(), 0);
+        let mut first = part.log.tail();
         for mut message in messages.drain(..) {
-            let stamped = stamp(&mut message, &self.spec, || now);
-            let refused = match stamped {
+            let refused = match stamp(&mut message, &self.spec, || now) {
                 Ok(size) if part.has_room(size, &topic.keep) => {
-                    part.append(message, size, 0);
-                    n += 1;
+                    part.append(&mut message, size, 0);
+                    // What is left is an empty shell, with nothing to drop.
+                    std::mem::forget(message);
                     continue;
                 }
                 Ok(_) => topic.full(),
                 Err(error) => error,
             };
-            batch.push_run(self.receipt(0, first), n);
+            batch.push_run(self.receipt(topic, 0, first), (part.log.tail() - first) as u32);
             batch.push(Err(refused));
-            (first, n) = (part.log.tail(), 0);
+            first = part.log.tail();
         }
+        let n = (part.log.tail() - first) as u32;
         topic.after_append(&self.core, &mut part, 0);
         part.wake();
         drop(part);
-        batch.push_run(self.receipt(0, first), n);
+        batch.push_run(self.receipt(topic, 0, first), n);
     }
 }

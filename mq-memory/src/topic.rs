@@ -120,7 +120,7 @@ impl Topic {
             let at = Self::start_in(&part, start);
             while part.groups.len() < group.number {
                 // Made at the same time by another thread and not filled in yet.
-                part.groups.push(GroupPart { deleted: true, ..GroupPart::default() });
+                part.groups.push(GroupPart::gone());
             }
             let fresh = GroupPart::starting_at(at, per_key);
             match part.groups.get_mut(group.number) {
@@ -192,7 +192,8 @@ impl Topic {
             let at = Self::start_in(&part, start);
             if let Some(slot) = part.groups.get_mut(group.number) {
                 let (gate, epoch, owner) = (slot.gate.is_some(), slot.epoch, slot.owner);
-                *slot = GroupPart { epoch, owner, ..GroupPart::starting_at(at, gate) };
+                *slot = GroupPart::starting_at(at, gate);
+                (slot.epoch, slot.owner) = (epoch, owner);
             }
         }
     }

@@ -151,12 +151,12 @@ impl Admin for StreamsAdmin {
         // A key of another type there is reported by the health of members: the other numbers are right all the same.
         let dead =
             self.ask(&link, redis::cmd("XLEN").arg(&keys.dead), "counting dead letters").await.unwrap_or_default();
-        let mut backlog = Backlog::default();
-        backlog.ready = plus(main[0], again[0]);
-        backlog.in_flight = plus(main[1], again[1]);
-        backlog.delayed = plus(main[2], again[2]);
-        backlog.dead = as_int(&dead).and_then(|n| n.try_into().ok()).map_or(Count::Unknown, Count::Exact);
-        Ok(backlog)
+        Ok(Backlog {
+            ready: plus(main[0], again[0]),
+            in_flight: plus(main[1], again[1]),
+            delayed: plus(main[2], again[2]),
+            dead: as_int(&dead).and_then(|n| n.try_into().ok()).map_or(Count::Unknown, Count::Exact),
+        })
     }
 
     async fn create_topic(&self, spec: TopicSpec) -> Result<()> {

@@ -10,7 +10,6 @@ use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Gate, Incoming, Lane, Run, Session, Token};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
-use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -151,7 +150,7 @@ impl Reader {
         let mut reply = pin!(conn.send_packed_command(cmd));
         let limit = BLOCK + self.hub.options.response_timeout;
         let mut late = pin!(tokio::time::sleep(limit));
-        let mut stopping = pin!(poll_fn(|cx| self.session.flow.poll_shut(Gate::Stopping, cx)));
+        let mut stopping = pin!(self.session.draining.cancelled());
         let mut unblocked = false;
         loop {
             tokio::select! { biased;

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Streams {
     pub(crate) hub: Arc<Hub>,
-    memories: Mutex<HashMap<(String, String, String), Arc<Mutex<Memory>>>>,
+    memories: Mutex<HashMap<Name, Arc<Mutex<Memory>>>>,
     /// Names that were joined and not left yet.
     names: Arc<Mutex<HashSet<Name>>>,
 }
@@ -60,9 +60,8 @@ impl Streams {
         }
     }
 
-    fn memory(&self, keys: &GroupKeys, group: &Group, member: &str) -> Arc<Mutex<Memory>> {
-        let name = (keys.stream.clone(), group.as_str().to_owned(), member.to_owned());
-        self.memories.lock().entry(name).or_default().clone()
+    fn memory(&self, name: &Name) -> Arc<Mutex<Memory>> {
+        self.memories.lock().entry(name.clone()).or_default().clone()
     }
 
     async fn join(&self, session: Session, group: Group) -> Result<Run> {
@@ -87,7 +86,13 @@ impl Streams {
     async fn join_on(&self, link: &Link, session: Session, group: Group, keys: GroupKeys) -> Result<Run> {
         let sub = session.subscription.clone();
         refuse_unknown(&sub)?;
-        let memory = self.memory(&keys, &group, &session.member);
+        let name = Name {
+            stream: keys.stream.clone(),
+            tries: keys.tries.clone(),
+            group: group.as_str().to_owned(),
+            member: session.member.to_string(),
+        };
+        let memory = self.memory(&name);
         let keep = prepare_topic(link, &sub.topic, sub.retention, sub.partitions, sub.provisioning).await?;
         let start = start_id(sub.start, keep, &sub.topic)?;
         let lost = self.provide_group(link, &session, &keys, &group, &start, &memory).await?;
@@ -97,19 +102,13 @@ impl Streams {
         let mut conn = self.hub.own(link).await?;
         let client = client_id(&mut conn).await;
         // Listed from now on, not from the first message on.
-        let name = redis::cmd("XGROUP")
+        let join = redis::cmd("XGROUP")
             .arg("CREATECONSUMER")
             .arg(&keys.stream)
             .arg(group.as_str())
             .arg(&*session.member)
             .take();
-        link.query(&name).await.map_err(|e| failure(e, "joining the group"))?;
-        let name = Name {
-            stream: keys.stream.clone(),
-            tries: keys.tries.clone(),
-            group: group.as_str().to_owned(),
-            member: session.member.to_string(),
-        };
+        link.query(&join).await.map_err(|e| failure(e, "joining the group"))?;
         self.names.lock().insert(name.clone());
         let sides = [keys.clone(), keys.again(group.as_str())].map(|keys| Side {
             keys,

@@ -14,9 +14,7 @@ use mq_api::{
     Admin, Backlog, Capabilities, DeadLetter, Error, ErrorKind, Event, Gap, GapCause, Group, GroupInfo,
     PendingDelivery, Position, RedriveOptions, RedriveReport, Result, Start, Topic, TopicInfo, TopicSpec, async_trait,
 };
-use mq_core::{
-    Driver, End, Gate, Incoming, Lane, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, Token, TxSession,
-};
+use mq_core::{Driver, End, Incoming, Lane, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, Token, TxSession};
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;
@@ -100,7 +98,7 @@ impl PubSub {
         let link = link.clone();
         Ok(Box::pin(async move {
             let mut ended = receiver.ended.clone();
-            let stopping = std::future::poll_fn(|cx| session.flow.poll_shut(Gate::Stopping, cx));
+            let stopping = session.draining.cancelled();
             let why = tokio::select! { biased;
                 () = stopping => None,
                 () = session.stop.cancelled() => None,

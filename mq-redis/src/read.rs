@@ -4,7 +4,6 @@
 use crate::answer::{Id, as_bytes, as_int, checked, entry, id_text, list};
 use crate::member::{Known, Member, notes};
 use mq_api::{Error, ErrorKind};
-use mq_core::Gate;
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use std::collections::HashMap;
@@ -29,7 +28,7 @@ pub(crate) async fn read_loop(member: &Member, mut conn: MultiplexedConnection, 
     let flow = &member.session.flow;
     let few = flow.max() / 4;
     loop {
-        let stopping = poll_fn(|cx| flow.poll_shut(Gate::Stopping, cx));
+        let stopping = member.session.draining.cancelled();
         let credit = tokio::select! { biased;
             () = stopping => return Ok(()),
             credit = poll_fn(|cx| flow.poll_credit(cx)) => credit,
@@ -74,7 +73,7 @@ async fn read(
         let mut reply = pin!(conn.send_packed_command(&cmd));
         let limit = block + member.hub.options.response_timeout;
         let mut late = pin!(tokio::time::sleep(limit));
-        let mut stopping = pin!(poll_fn(|cx| member.session.flow.poll_shut(Gate::Stopping, cx)));
+        let mut stopping = pin!(member.session.draining.cancelled());
         let mut unblocked = false;
         loop {
             tokio::select! { biased;

@@ -42,6 +42,16 @@ fn redis(port: u16) -> bool {
     matches!(answer.as_ref(), Some(b"+PONG" | b"-NOAU"))
 }
 
+/// The beginning of what a Redis answers to a command.
+pub(crate) fn redis_says(port: u16, command: &str) -> String {
+    let mut answer = vec![0; 64 * 1024];
+    let read = connect(port).and_then(|mut stream| {
+        stream.write_all(format!("{command}\r\n").as_bytes()).ok()?;
+        stream.read(&mut answer).ok()
+    });
+    String::from_utf8_lossy(&answer[..read.unwrap_or(0)]).into_owned()
+}
+
 /// A method frame (`Connection.Start`) in answer to the header of AMQP 0-9-1.
 fn amqp(port: u16) -> bool {
     connect(port).and_then(|mut stream| ask::<1>(&mut stream, b"AMQP\0\0\x09\x01")) == Some([1])

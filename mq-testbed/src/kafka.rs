@@ -17,6 +17,21 @@ pub struct KafkaOptions {
     pub lines: Vec<String>,
     /// Listeners with login and TLS, beside the usual one.
     pub security: Option<KafkaSecurity>,
+    /// Its place among several.
+    pub member: Option<KafkaMember>,
+}
+
+/// One of several brokers that are also the controllers.
+#[derive(Debug, Clone)]
+pub struct KafkaMember {
+    /// Its number.
+    pub id: u16,
+    /// For clients.
+    pub port: u16,
+    /// For the controllers among each other.
+    pub controller: u16,
+    /// `1@127.0.0.1:PORT,2@...`
+    pub voters: String,
 }
 
 /// Listeners with login and TLS, on ports that [`free_port`](crate::free_port) gives.
@@ -54,10 +69,11 @@ pub(crate) fn recipe(path: &Path, options: KafkaOptions) -> Result<Box<dyn Recip
 }
 
 fn with_program(program: KafkaProgram, path: &Path, options: KafkaOptions) -> Result<Box<dyn Recipe>> {
+    let member = options.member.as_ref();
     Ok(Box::new(Kafka {
         path: path.to_path_buf(),
-        port: free_port()?,
-        controller: free_port()?,
+        port: member.map_or_else(free_port, |member| Ok(member.port))?,
+        controller: member.map_or_else(free_port, |member| Ok(member.controller))?,
         behind_proxy: free_port()?,
         program,
         options,
@@ -111,13 +127,11 @@ pub(crate) fn properties(path: &Path, port: u16, controller: u16, further: &[Lis
     }
     let mut lines = vec![
         "process.roles=broker,controller".to_owned(),
-        "node.id=1".into(),
         format!("listeners={listeners}"),
         format!("advertised.listeners={advertised}"),
         "controller.listener.names=CONTROLLER".into(),
         "inter.broker.listener.name=PLAINTEXT".into(),
         format!("listener.security.protocol.map={protocols}"),
-        format!("controller.quorum.bootstrap.servers=127.0.0.1:{controller}"),
         format!("log.dirs={}/data", path.display()),
         // A group's first members need not wait for others.
         "group.initial.rebalance.delay.ms=0".into(),
@@ -130,16 +144,43 @@ pub(crate) fn properties(path: &Path, port: u16, controller: u16, further: &[Lis
         "broker.session.timeout.ms=1000".into(),
         "broker.heartbeat.interval.ms=100".into(),
     ];
-    for topic in ["offsets.topic", "transaction.state.log", "share.coordinator.state.topic"] {
-        lines.push(format!("{topic}.replication.factor=1"));
-    }
-    for topic in ["transaction.state.log", "share.coordinator.state.topic"] {
-        lines.push(format!("{topic}.min.isr=1"));
-    }
     for topic in ["offsets.topic", "transaction.state.log"] {
         // The defaults of 50 cost seconds at the first use.
         lines.push(format!("{topic}.num.partitions=1"));
     }
+    lines
+}
+
+/// The topics that Kafka makes for itself: copies, and how many of them must have a write.
+fn copies(copies: u16, needed: u16) -> Vec<String> {
+    let replicated = ["offsets.topic", "transaction.state.log", "share.coordinator.state.topic"];
+    let mut lines: Vec<String> =
+        replicated.iter().map(|topic| format!("{topic}.replication.factor={copies}")).collect();
+    lines.extend(replicated[1..].iter().map(|topic| format!("{topic}.min.isr={needed}")));
+    lines
+}
+
+fn single_lines(controller: u16) -> Vec<String> {
+    let mut lines = vec!["node.id=1".to_owned(), format!("controller.quorum.bootstrap.servers=127.0.0.1:{controller}")];
+    lines.extend(copies(1, 1));
+    lines
+}
+
+fn member_lines(member: &KafkaMember) -> Vec<String> {
+    let mut lines = vec![
+        format!("node.id={}", member.id),
+        format!("controller.quorum.voters={}", member.voters),
+        "default.replication.factor=3".to_owned(),
+        "min.insync.replicas=2".into(),
+        // With these a new leader is there one second after the old one was killed, instead of nine.
+        "controller.quorum.election.timeout.ms=300".into(),
+        "controller.quorum.election.backoff.max.ms=200".into(),
+        "controller.quorum.fetch.timeout.ms=600".into(),
+        "controller.quorum.request.timeout.ms=500".into(),
+        "replica.lag.time.max.ms=2000".into(),
+        "replica.fetch.wait.max.ms=100".into(),
+    ];
+    lines.extend(copies(3, 2));
     lines
 }
 
@@ -172,7 +213,7 @@ impl Recipe for Kafka {
             let port = self.behind_proxy;
             further.push(Listener { name: "PROXIED", protocol: "PLAINTEXT", port, advertised_port: before });
         }
-        let mut format = vec!["--standalone"];
+        let mut format = if self.options.member.is_some() { Vec::new() } else { vec!["--standalone"] };
         if let Some(KafkaSecurity { sasl, sasl_tls, tls, .. }) = self.options.security {
             for (name, protocol, port) in
                 [("SASL", "SASL_PLAINTEXT", sasl), ("SASLTLS", "SASL_SSL", sasl_tls), ("TLS", "SSL", tls)]
@@ -184,6 +225,10 @@ impl Recipe for Kafka {
             }
         }
         let mut lines = properties(&self.path, self.port, self.controller, &further);
+        match &self.options.member {
+            Some(member) => lines.extend(member_lines(member)),
+            None => lines.extend(single_lines(self.controller)),
+        }
         lines.extend(self.options.security.iter().flat_map(security_lines));
         lines.extend(self.options.lines.iter().cloned());
         programs::write(&self.file(), &(lines.join("\n") + "\n"))?;

@@ -11,6 +11,7 @@
 mod certificates;
 pub mod checker;
 pub mod client;
+mod cluster;
 mod fleet;
 mod folders;
 mod greet;
@@ -34,18 +35,19 @@ mod wait;
 
 #[cfg(feature = "tls")]
 pub use certificates::{Certificates, Pair};
+pub use cluster::{Cluster, Formation};
 pub use fleet::{Entry, Fleet, Origin, url_answers};
 pub use folders::{Folder, logs_in, root, sweep, target};
 pub use greet::answers;
 pub use install::{provide, shortage};
-pub use kafka::{KafkaOptions, KafkaSecurity};
+pub use kafka::{KafkaMember, KafkaOptions, KafkaSecurity};
 pub use kind::Kind;
 pub use need::{need, skip};
 pub use ports::free_port;
 pub use postgres::PostgresOptions;
 pub use problem::{Problem, Result};
 pub use process::{Launch, Process};
-pub use rabbitmq::{RabbitOptions, RabbitUser};
+pub use rabbitmq::{RabbitMember, RabbitOptions, RabbitUser};
 pub use redis::RedisOptions;
 pub use server::{Killed, Restarted, Server};
 pub use table::{Running, identity, is_same, running};

@@ -17,7 +17,23 @@ pub struct RabbitOptions {
     pub advanced: Option<String>,
     /// Users beside `guest`.
     pub users: Vec<RabbitUser>,
+    /// Its place among several.
+    pub member: Option<RabbitMember>,
 }
+
+/// One of several nodes.
+#[derive(Debug, Clone)]
+pub struct RabbitMember {
+    /// Without the host.
+    pub name: String,
+    /// The port of the epmd that all share, which somebody else holds.
+    pub epmd: u16,
+    /// The node to join, by its name.
+    pub seed: Option<String>,
+}
+
+/// Nodes of a cluster let each other in by this, and need to have the same.
+const COOKIE: &str = "anymqtestcookie";
 
 /// A user with all permissions in one virtual host, which is made for it.
 #[derive(Debug, Clone)]
@@ -84,7 +100,7 @@ pub(crate) fn recipe(path: &Path, options: RabbitOptions) -> Result<Box<dyn Reci
         path: path.to_path_buf(),
         port: free_port()?,
         distribution: free_port()?,
-        epmd: free_port()?,
+        epmd: options.member.as_ref().map_or_else(free_port, |member| Ok(member.epmd))?,
         command_line: free_port()?,
         home: programs::rabbitmq()?,
         options,
@@ -102,13 +118,40 @@ struct RabbitMq {
 }
 
 impl RabbitMq {
+    fn node(&self) -> String {
+        format!("{}@localhost", self.options.member.as_ref().map_or("mq", |member| &member.name))
+    }
+
+    fn cluster_lines(&self, member: &RabbitMember) -> Result<Vec<String>> {
+        use std::os::unix::fs::PermissionsExt;
+        let cookie = self.path.join(".erlang.cookie");
+        programs::write(&cookie, COOKIE)?;
+        // Erlang refuses a cookie that others could read.
+        std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400))
+            .map_err(Problem::during("protect the Erlang cookie"))?;
+        let mut lines = vec![
+            // A node that stands still is given up after this many seconds.
+            "net_ticktime = 5".to_owned(),
+            "cluster_partition_handling = ignore".into(),
+        ];
+        if let Some(seed) = &member.seed {
+            lines.extend([
+                "cluster_formation.peer_discovery_backend = classic_config".to_owned(),
+                format!("cluster_formation.classic_config.nodes.1 = {seed}@localhost"),
+                "cluster_formation.discovery_retry_interval = 200".into(),
+                "cluster_formation.discovery_retry_limit = 200".into(),
+            ]);
+        }
+        Ok(lines)
+    }
+
     fn environment(&self, mut launch: Launch) -> Launch {
         let at = |name: &str| self.path.join(name).into_os_string();
         let local = "-kernel inet_dist_use_interface {127,0,0,1}";
         let settings: [(&'static str, OsString); 19] = [
             // Erlang keeps its cookie in HOME.
             ("HOME", at("")),
-            ("RABBITMQ_NODENAME", "mq@localhost".into()),
+            ("RABBITMQ_NODENAME", self.node().into()),
             ("RABBITMQ_MNESIA_BASE", at("mnesia")),
             ("RABBITMQ_LOG_BASE", at("log")),
             ("RABBITMQ_CONFIG_FILE", at("rabbitmq.conf")),
@@ -131,6 +174,13 @@ impl RabbitMq {
         launch.env.extend(settings);
         launch
     }
+}
+
+/// Erlang's directory of nodes. Without one of our own a node starts one that outlives it and everybody.
+pub(crate) fn epmd(path: &Path, port: u16) -> Launch {
+    let mut launch = Launch::new("epmd", path).args(["-address", "127.0.0.1", "-port", &port.to_string()]);
+    launch.log = path.join("epmd.log");
+    launch
 }
 
 /// Users and virtual hosts as a file that the server reads at start: cheaper than one command for each. With such a file
@@ -178,6 +228,9 @@ impl Recipe for RabbitMq {
             "disk_free_limit.absolute = 50MB".into(),
         ];
         lines.extend(self.options.lines.iter().cloned());
+        if let Some(member) = &self.options.member {
+            lines.extend(self.cluster_lines(member)?);
+        }
         if !self.options.users.is_empty() {
             let file = self.path.join("definitions.json");
             programs::write(&file, &definitions(&self.options.users))?;
@@ -192,11 +245,7 @@ impl Recipe for RabbitMq {
     }
 
     fn companions(&self) -> Vec<Launch> {
-        // Without one of our own the node starts an epmd that outlives it and everybody.
-        let port = self.epmd.to_string();
-        let mut launch = Launch::new("epmd", &self.path).args(["-address", "127.0.0.1", "-port", &port]);
-        launch.log = self.path.join("epmd.log");
-        vec![launch]
+        if self.options.member.is_some() { Vec::new() } else { vec![epmd(&self.path, self.epmd)] }
     }
 
     fn control(&self, arguments: &[&str]) -> Option<Launch> {

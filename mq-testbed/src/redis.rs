@@ -12,6 +12,10 @@ pub struct RedisOptions {
     pub durable: bool,
     /// Further lines of the configuration file.
     pub lines: Vec<String>,
+    /// Watches other servers instead of keeping data.
+    pub sentinel: bool,
+    /// A port that others were told already.
+    pub port: Option<u16>,
 }
 
 impl RedisOptions {
@@ -54,7 +58,8 @@ impl RedisOptions {
 }
 
 pub(crate) fn recipe(path: &Path, options: RedisOptions) -> Result<Box<dyn Recipe>> {
-    Ok(Box::new(Redis { path: path.to_path_buf(), port: free_port()?, program: programs::redis()?, options }))
+    let port = options.port.map_or_else(free_port, Ok)?;
+    Ok(Box::new(Redis { path: path.to_path_buf(), port, program: programs::redis()?, options }))
 }
 
 struct Redis {
@@ -85,22 +90,26 @@ impl Recipe for Redis {
 
     fn prepare(&self) -> Result<()> {
         let (append, flush) = if self.options.durable { ("yes", "always") } else { ("no", "everysec") };
-        let mut lines = vec![
-            format!("port {}", self.port),
-            "bind 127.0.0.1".into(),
-            format!("dir {}", self.path.display()),
+        let mut lines =
+            vec![format!("port {}", self.port), "bind 127.0.0.1".into(), format!("dir {}", self.path.display())];
+        if self.options.sentinel {
+            lines.extend(self.options.lines.iter().cloned());
+            return programs::write(&self.conf(), &(lines.join("\n") + "\n"));
+        }
+        lines.extend([
             // No snapshots: a test asks for durability by name, with the append-only file.
-            "save \"\"".into(),
+            "save \"\"".to_owned(),
             format!("appendonly {append}"),
             format!("appendfsync {flush}"),
             // Else a replica waits 5 s for others to join it before the first copy.
-            "repl-diskless-sync-delay 0".into(),
-        ];
+            "repl-diskless-sync-delay 0".to_owned(),
+        ]);
         lines.extend(self.options.lines.iter().cloned());
         programs::write(&self.conf(), &(lines.join("\n") + "\n"))
     }
 
     fn launch(&self) -> Launch {
-        Launch::new(&self.program, &self.path).args([self.conf()])
+        // A sentinel writes what it learns into its file, and so knows it again after a restart.
+        Launch::new(&self.program, &self.path).args([self.conf()]).args(self.options.sentinel.then_some("--sentinel"))
     }
 }

@@ -86,7 +86,7 @@ impl Bed {
     pub fn new(kind: Kind, seed: u64) -> Result<Self> {
         let (server, proxy) = match kind {
             Kind::Redis => {
-                let server = RedisOptions { durable: true, lines: Vec::new() }.start()?;
+                let server = RedisOptions { durable: true, ..RedisOptions::default() }.start()?;
                 let proxy = Proxy::before(server.port(), seed)?;
                 (server, proxy)
             }

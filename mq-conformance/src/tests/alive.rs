@@ -2,7 +2,9 @@
 
 use crate::case::cases;
 use crate::{Check, Connection, Doing, GROUP, Stopwatch, Test, TestFailure, ensure, ensure_eq};
-use mq_api::{BrokerExt, Durability, ErrorKind, Event, Feature, Gap, Group, HealthState, Message, Provisioning, Settled};
+use mq_api::{
+    BrokerExt, Durability, ErrorKind, Event, Feature, Gap, Group, HealthState, Message, Provisioning, Settled,
+};
 use std::time::Duration;
 
 cases! {
