@@ -16,6 +16,6 @@ fn every_version_comes_back_after_a_kill() {
         assert!(!server.answers(), "{} answers after kill -9", version.name());
         let back = server.restart().unwrap();
         assert_ne!(killed.pid, back.pid);
-        assert!(server.answers());
+        assert!(mq_testbed::eventually(std::time::Duration::from_secs(30), || server.answers()));
     }
 }

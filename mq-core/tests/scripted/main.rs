@@ -19,6 +19,7 @@ mod closing;
 mod crashes;
 mod everything_once;
 mod keys;
+mod producing;
 mod reconnect;
 mod retries;
 mod stale;
