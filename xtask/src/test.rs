@@ -103,6 +103,7 @@ fn suites(args: &Args, missing: &[Kind]) -> Vec<Step> {
             steps.push(Step::xtask("memory", command, &[command]));
         }
     }
+    steps.push(Step::xtask("workspace", "capability table", &["conformance", "--check-table"]));
     for (subject, kind) in faults::subjects() {
         // The raw clients prove that the faults bite; a backend's own run takes as long again, and is for `--full`.
         let now = args.full || subject.starts_with("raw-");
