@@ -252,3 +252,44 @@ async fn closing_the_broker_ends_the_worker() {
     test.broker().close(Duration::from_secs(1)).await;
     tokio::time::timeout(Duration::from_secs(5), handle.ended()).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_is_dropped_gives_everything_back() {
+    let broker = connect("memory://").await.unwrap();
+    let orders = broker.producer("orders").await.unwrap();
+    for n in 0..20 {
+        orders.send(Message::json(&n).unwrap()).await.unwrap();
+    }
+    // Dropped at every point of its first forty polls, and nothing is ever stuck.
+    for polls in 0..40 {
+        let handler = async || sleep(Duration::from_secs(60)).await;
+        let worker = Worker::new(broker.clone()).route(billing().concurrency(3), handler);
+        let mut running = std::pin::pin!(worker.run());
+        for _ in 0..polls {
+            tokio::select! {
+                biased;
+                _ = &mut running => panic!("it ended"),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+    let done = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let done = done.clone();
+        move || {
+            let done = done.clone();
+            async move {
+                done.fetch_add(1, SeqCst);
+            }
+        }
+    };
+    let worker =
+        Worker::new(broker.clone()).route(billing().concurrency(3).retry(RetryPolicy::attempts(1000)), handler);
+    let all = async {
+        while done.load(SeqCst) < 20 {
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    let report = worker.run_until(all).await.unwrap();
+    assert_eq!((report.acked, report.dead_lettered), (20, 0));
+}

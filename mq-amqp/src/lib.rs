@@ -1,4 +1,97 @@
-//! The RabbitMQ backend.
+//! The RabbitMQ backend of anymq, over AMQP 0-9-1.
+//!
+//! Programs use it through the `anymq` crate (feature `amqp`) and a URL; [`connect`] is the same without the facade.
+//!
+//! # URL
+//!
+//! `amqp[s]://user:password@host[:port][,host2[:port2]]/vhost?parameters`. Without user it is `guest`, without path the
+//! virtual host is `/`; another one is written `%2fshop`. With several hosts the next is tried when one does not answer.
+//!
+//! | parameter | default | meaning |
+//! |---|---|---|
+//! | `queue_type` | `quorum` | type of the queues that are made: `quorum` or `classic` |
+//! | `heartbeat` | `10s` | a connection silent for twice this is dead |
+//! | `connect_timeout` | `30s` | longest wait for a broker that is down at start |
+//! | `confirm_timeout` | `20s` | longest wait for a confirmation; then the channel is made again and the message sent again, with its id |
+//! | `name` | `anymq` | beginning of the connections' names in RabbitMQ's listings |
+//! | `ca` | the system's | PEM file of further authorities (`amqps`) |
+//! | `cert`, `key` | none | PEM files of the client's certificate (`amqps`); without a password the login is by it (`EXTERNAL`) |
+//!
+//! Anything else is an error that names it. A wrong password, missing rights and TLS errors fail at once.
+//!
+//! # Mapping
+//!
+//! | here | on RabbitMQ |
+//! |---|---|
+//! | topic `orders` | durable topic exchange `orders` |
+//! | group `billing` | durable queue `orders..billing`, bound with `#` |
+//! | dead letters | durable queue `orders..billing..dlq` |
+//! | delays | queues `orders..billing..retry..1000` (and 5 s, 30 s, 2 min, 10 min, 1 h), made when first needed |
+//! | crash suspects | queue `orders..billing..alone`, empty unless a consumer died |
+//! | broadcast | an exclusive queue, gone with its session |
+//! | `Topic::native("jobs")`, `native("queue://jobs")` | that queue, as it is: sent to by the default exchange, never made |
+//! | `Topic::native("exchange://logs")` | that exchange; groups are queues `logs..group` bound to it |
+//!
+//! Messages are persistent, published `mandatory` and confirmed. Key, exact timestamp and tombstones are headers `x-mq-…`, which
+//! receivers do not see; header values of other programs arrive as bytes (numbers as text). Headers `amqp.routing-key`,
+//! `amqp.priority`, `amqp.correlation-id`, `amqp.reply-to`, `amqp.type`, `amqp.app-id`, `amqp.content-encoding` and (sending)
+//! `amqp.expiration` are the properties of that name, both ways.
+//!
+//! No queue argument derives from a setting that programs tune (attempts, delays, prefetch): changing one and starting again
+//! works. Quorum queues get an `x-delivery-limit` of 1,000,000, since RabbitMQ 4 has one of 20 otherwise. What exists with other
+//! arguments is refused once, with the broker's words.
+//!
+//! # Delivery
+//!
+//! At least once. A send is `Ok` when every queue that took the message confirmed it (level `Disk`; a quorum queue of a cluster
+//! is on a majority, which AMQP does not tell). `Unroutable`: no queue took it. A negative confirmation is `Unknown`: with
+//! several groups, some may have it. Two connections, since an alarm stops everything on one that publishes; under an alarm
+//! sends wait, within the caller's time limit, and acknowledgements go out.
+//!
+//! AMQP never answers an acknowledgement, so its level is `Sent`. An awaited one is told when the broker has *read* it; a
+//! broker that is killed within about a second may still bring the message again.
+//!
+//! # Ordering
+//!
+//! A queue is in order; several members, retries and redeliveries are not. `Ordering::PerKey` is refused. The native option
+//! `single-active` gives one member at a time.
+//!
+//! # Redelivery
+//!
+//! A failed message is copied to the group's delay queue with its attempt number, and acknowledged when the copy is confirmed;
+//! it survives the member and the server, waits behind no longer delay, and any length is reached in steps. The last second
+//! is waited for by the member that takes it. Dead letters are published with their envelope and confirmed first; the
+//! broker's own dead-lettering is only a net under that (messages with an expiration).
+//!
+//! What a dead member had comes again at once (a socket that broke), or after two heartbeats (a machine that vanished). A
+//! message that came back as often as the policy has attempts is handed over alone, and recorded before; when its consumer
+//! dies with it `crash_trials` times it is dead-lettered as `crash`. Quorum queues count how often a message came back;
+//! on classic ones it is copied with its count, which takes a second. Attempt numbers are at least: hand-overs
+//! that ended in a crash are counted only for suspects.
+//!
+//! # Reconnect
+//!
+//! The client's own recovery is off. Each consumer and producer has a supervisor that attaches again after a lost connection,
+//! closed channel, deleted queue, consumer time-out or missing exchange; what was in hand turns stale, and what was made by
+//! this program under `Provisioning::Create` is made again, with one `Gap`.
+//!
+//! # Native access
+//!
+//! Options of a subscription: `routing-key` (patterns, comma-separated), `headers` (`a=1,b=2`) with `headers-match` (`all`,
+//! `any`), `queue-type`, `max-priority`, `message-ttl`, `max-length`, `max-length-bytes`, `single-active`. Options of a producer:
+//! `routing-key` (of messages that name none), `queue-type` (of the groups it makes). Unknown ones are refused.
+//! `Retention::Handled { max }` bounds each group's queue.
+//!
+//! # Limits
+//!
+//! * Key and headers together fit one frame of the server (128 KiB by default); the payload is bounded by `max_message`.
+//! * Groups see what is sent after they were made. A producer's `groups` makes them before the first send.
+//! * All groups of a dead-letter topic or a native queue share its one queue.
+//! * `Admin::delete_topic` deletes the groups that this connection knows; AMQP does not list bindings. Members and pending
+//!   deliveries are not listed either, and a backlog with members is a lower bound.
+//! * Looking at dead letters takes them for a moment and gives them back.
+//! * Delays are compared by the clocks of the members: keep them within the precision you need.
+//! * The server's version is not told by the client library; stream queues are not supported.
 
 mod admin;
 mod alone;
@@ -9,6 +102,7 @@ mod copies;
 mod delay;
 mod driver;
 mod fault;
+mod flush;
 mod letters;
 mod options;
 mod probe;

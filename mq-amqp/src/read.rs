@@ -7,15 +7,15 @@ use crate::copies::{self, Copy, To};
 use crate::delay::{Ladder, millis, step};
 use crate::driver::Amqp;
 use crate::fault::fault;
+use crate::flush::Flush;
 use crate::options::GroupOptions;
 use crate::settle::{Frame, Tags};
 use crate::topology::{Declarer, Found, Place, short};
 use crate::url::QueueType;
 use crate::wire::{Arrived, Notes, decode};
-use futures_util::future::BoxFuture;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::StreamExt;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
+use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
@@ -80,6 +80,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         FieldTable::default(),
     );
     let consumer = within(ANSWER, &format!("consume queue '{queue}'"), consume).await?;
+    let flush = Flush::new(channel.clone(), prefetch);
     let (jobs, todo) = unbounded_channel();
     let (told, done) = unbounded_channel();
     let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
@@ -87,14 +88,15 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         lane: session.open_lane(None, session.generation),
         session,
         channel,
-        prefetch,
         consumer,
         queue,
         tags: Tags::default(),
         stash: VecDeque::new(),
         ended: None,
         frames: Vec::new(),
-        flush: None,
+        flush,
+        due: 0,
+        urgent: false,
         jobs,
         done,
         tracked,
@@ -116,7 +118,6 @@ pub(crate) struct Reader {
     pub(crate) session: Session,
     pub(crate) lane: Arc<Lane>,
     channel: Channel,
-    prefetch: u16,
     consumer: Consumer,
     pub(crate) queue: String,
     tags: Tags,
@@ -124,7 +125,11 @@ pub(crate) struct Reader {
     stash: VecDeque<Delivery>,
     ended: Option<Error>,
     frames: Vec<Frame>,
-    flush: Option<(u64, BoxFuture<'static, lapin::Result<()>>)>,
+    flush: Flush,
+    /// The last operation taken.
+    due: u64,
+    /// Somebody waits.
+    urgent: bool,
     jobs: UnboundedSender<Copy>,
     done: UnboundedReceiver<Copy>,
     /// Whether takes are counted.
@@ -142,12 +147,7 @@ impl Reader {
         let mut plan = Plan::default();
         let mut exceptions = Vec::new();
         let end = loop {
-            if self.flush.is_none() {
-                self.tags.acks(&mut self.frames);
-                if !self.frames.is_empty() {
-                    self.start_flush(0, false);
-                }
-            }
+            self.write();
             let (stop, draining) = (self.session.stop.clone(), self.session.draining.clone());
             let settles = self.session.settles.clone();
             let drained = self.cancelled;
@@ -155,8 +155,8 @@ impl Reader {
             let event = tokio::select! { biased;
                 () = stop.cancelled() => What::Stop,
                 () = draining.cancelled(), if !drained => What::Drain,
-                written = poll_flush(&mut self.flush), if self.flush.is_some() => What::Written(written),
-                () = settles.take(&mut plan), if self.flush.is_none() => What::Plan,
+                written = poll_fn(|cx| self.flush.poll(cx)) => What::Written(written),
+                () = settles.take(&mut plan) => What::Plan,
                 Some(copy) = self.done.recv() => What::Copied(copy),
                 event = Alone::next(&mut alone, drained) => What::Alone(event),
                 arrived = poll_fn(|cx| poll_fetch(&mut self.consumer, &mut self.stash, &mut self.tags, &mut self.ended, &self.session, cx)),
@@ -199,30 +199,22 @@ impl Reader {
         end
     }
 
-    /// Writes what is due. With `sync` also waits until the broker has read it, as an answer on the same channel shows: that
-    /// it holds it is more than AMQP ever says, but a client that dies a moment later has not lost it on the way.
-    fn start_flush(&mut self, upto: u64, sync: bool) {
-        let frames = std::mem::take(&mut self.frames);
-        let (channel, prefetch) = (self.channel.clone(), self.prefetch);
-        let sync = sync && !frames.is_empty();
-        self.flush = Some((
-            upto,
-            Box::pin(async move {
-                write_frames(&channel, frames).await?;
-                if sync { read_by_broker(&channel, prefetch).await } else { Ok(()) }
-            }),
-        ));
+    /// Begins to write what is due, if it is time.
+    fn write(&mut self) {
+        let (acks, frames) = (self.tags.pending(), self.frames.len());
+        if self.flush.wants(self.due, self.urgent, acks, frames) {
+            let mut frames = std::mem::take(&mut self.frames);
+            self.tags.acks(&mut frames);
+            self.urgent = false;
+            self.flush.start(frames, self.due);
+        }
     }
 
     /// Writes what is settled now, and waits until the broker has read it.
     pub(crate) async fn flush_now(&mut self) -> Result<()> {
-        self.tags.acks(&mut self.frames);
-        let frames = std::mem::take(&mut self.frames);
-        within(ANSWER, "acknowledge", async {
-            write_frames(&self.channel, frames).await?;
-            read_by_broker(&self.channel, self.prefetch).await
-        })
-        .await
+        let mut frames = std::mem::take(&mut self.frames);
+        self.tags.acks(&mut frames);
+        within(ANSWER, "acknowledge", self.flush.now(frames)).await
     }
 
     /// A copy is confirmed: the original may go.
@@ -300,9 +292,8 @@ impl Reader {
             }
         }
         plan.noted.clear();
-        let (upto, urgent) = (plan.upto, std::mem::take(&mut plan.urgent));
-        self.tags.acks(&mut self.frames);
-        self.start_flush(upto, urgent);
+        self.due = plan.upto;
+        self.urgent |= std::mem::take(&mut plan.urgent);
         Ok(())
     }
 
@@ -384,27 +375,21 @@ impl Reader {
         let limit = tokio::time::sleep(FAREWELL);
         tokio::pin!(limit);
         loop {
-            if self.flush.is_none() {
-                let more = poll_fn(|cx| Poll::Ready(self.session.settles.poll_take(cx, plan).is_ready())).await;
-                if more {
-                    if self.carry_out(plan, &mut exceptions).await.is_err() {
-                        break;
-                    }
-                } else {
-                    self.tags.acks(&mut self.frames);
-                    match self.frames.is_empty() {
-                        true if self.copying == 0 => break,
-                        true => {}
-                        false => self.start_flush(0, true),
-                    }
-                }
+            let more = poll_fn(|cx| Poll::Ready(self.session.settles.poll_take(cx, plan).is_ready())).await;
+            if more && self.carry_out(plan, &mut exceptions).await.is_err() {
+                break;
+            }
+            self.urgent = true;
+            self.write();
+            if self.flush.is_idle() && self.copying == 0 && !more {
+                break;
             }
             tokio::select! { biased;
                 () = &mut limit => break,
                 Some(copy) = self.done.recv() => if self.copied(copy).await.is_err() {
                     break;
                 },
-                written = poll_flush(&mut self.flush), if self.flush.is_some() => match written {
+                written = poll_fn(|cx| self.flush.poll(cx)) => match written {
                     Ok(upto) => self.session.settles.confirm(upto, exceptions.drain(..)),
                     Err(_) => break,
                 }
@@ -426,43 +411,6 @@ enum What {
     Copied(Copy),
     Alone(crate::alone::Event),
     Arrived(usize),
-}
-
-async fn poll_flush(flush: &mut Option<(u64, BoxFuture<'static, lapin::Result<()>>)>) -> lapin::Result<u64> {
-    poll_fn(|cx| match flush {
-        Some((upto, future)) => {
-            let result = ready!(future.as_mut().poll(cx));
-            let upto = *upto;
-            *flush = None;
-            Poll::Ready(result.map(|()| upto))
-        }
-        None => Poll::Pending,
-    })
-    .await
-}
-
-/// Any request that is answered does; this one changes nothing.
-async fn read_by_broker(channel: &Channel, prefetch: u16) -> lapin::Result<()> {
-    channel.basic_qos(prefetch, BasicQosOptions { global: false }).await
-}
-
-/// Writes all, at once: awaiting each would cost a turn of the client's thread per frame.
-async fn write_frames(channel: &Channel, frames: Vec<Frame>) -> lapin::Result<()> {
-    let mut writing = FuturesUnordered::new();
-    for frame in frames {
-        writing.push(async move {
-            match frame {
-                Frame::Ack { tag, multiple } => channel.basic_ack(tag, BasicAckOptions { multiple }).await,
-                Frame::Requeue(tag) => {
-                    channel.basic_nack(tag, BasicNackOptions { multiple: false, requeue: true }).await
-                }
-            }
-        });
-    }
-    while let Some(written) = writing.next().await {
-        written?;
-    }
-    Ok(())
 }
 
 /// Ready with how many of the stash may be handed on, or when the consumer ended.

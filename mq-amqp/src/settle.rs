@@ -66,6 +66,11 @@ impl Tags {
         }
     }
 
+    /// Acknowledgements that are not written.
+    pub(crate) fn pending(&self) -> usize {
+        self.loose.len()
+    }
+
     /// A delivery is to be given back now.
     pub(crate) fn requeue(&mut self, tag: u64) -> Option<Frame> {
         match self.entry(tag) {

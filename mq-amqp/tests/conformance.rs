@@ -2,6 +2,8 @@
 //! `--filter WORD`, `--parallel N`, `--verbose`, `--json`. Without the name of a backend it does nothing, so that
 //! `cargo test` stays quick.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test may: its panic is the report.
+
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::{BasicProperties, Connection as Raw, ConnectionProperties};
@@ -63,12 +65,15 @@ impl Hooks for Counts {
     }
 }
 
+/// A proxy, and the health of the connection that comes through it.
+type Line = (Arc<Mutex<Proxy>>, HealthWatch);
+
 struct World {
     kind: &'static str,
     port: u16,
     hooks: Arc<Counts>,
     /// Each connection comes through a proxy of its own, so that faults hit it alone.
-    proxies: Mutex<HashMap<u64, (Arc<Mutex<Proxy>>, HealthWatch)>>,
+    proxies: Mutex<HashMap<u64, Line>>,
     accepting: Mutex<bool>,
     waiting: Mutex<Vec<Arc<Mutex<Proxy>>>>,
     numbers: AtomicU64,

@@ -1,5 +1,7 @@
 //! Sending, receiving and settling on a real RabbitMQ, on quorum and on classic queues.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test may: its panic is the report.
+
 use mq_api::{
     Broker, BrokerExt, Consumer, ConsumerExt, Durability, Failure, Message, Outcome, ProducerSpec, Settled,
     Subscription, Topic,

@@ -1,5 +1,7 @@
 //! Nothing is left after close: no thread, no socket.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test may: its panic is the report.
+
 use mq_api::{BrokerExt, ConsumerExt, Message, Subscription};
 use mq_testbed::proxy::Proxy;
 use mq_testbed::{Kind, eventually};

@@ -158,7 +158,9 @@ impl Settle for Lane {
             self.shared.hands.give(done, bytes);
             self.shared.flow.give(done, bytes);
             self.shared.handled();
-            self.shared.hooks.acked(&self.source, done);
+            if !untracked {
+                self.shared.hooks.acked(&self.source, done);
+            }
         }
         if done > 0 || strays {
             self.shared.settled_one();

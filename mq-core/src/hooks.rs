@@ -1,5 +1,5 @@
-//! Where metrics and traces attach. The engine calls; what listens is somebody else's. All methods do nothing by default and
-//! must not block.
+//! Where metrics and traces attach. The engine calls; what listens is somebody else's. All methods do nothing by default. They
+//! must not block, and must not call back into the consumer or producer: some are called with its locks held.
 
 use mq_api::{Error, HealthState, Reason, Source, Topic};
 use std::time::Duration;

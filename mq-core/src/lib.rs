@@ -37,6 +37,7 @@ mod shared;
 mod slots;
 mod stamp;
 mod supervise;
+mod window;
 
 pub use consumer::EngineConsumer;
 pub use env::Env;

@@ -4,9 +4,9 @@
 use crate::hooks::Hooks;
 use crate::keeper::Target;
 use crate::keygate::key_hash;
+use crate::window::{Slot, State, Table, may_be_stored, outcome_now};
 use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending, Topic};
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -23,55 +23,6 @@ pub struct Outgoing {
     pub target: Target,
     /// Its size, as [`Message::size`].
     pub size: u32,
-}
-
-#[derive(Debug, Default)]
-enum State {
-    #[default]
-    Free,
-    /// Waits for room.
-    Waiting,
-    /// May be written.
-    Queued,
-    /// Is being written or waits for its confirmation.
-    Flying,
-    Done(SendResult),
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    state: State,
-    generation: u32,
-    seq: u64,
-    forgotten: bool,
-    message: Message,
-    target: Option<Target>,
-    size: u32,
-    key: Option<u64>,
-    deadline: Option<Instant>,
-    retry_until: Option<Instant>,
-    not_before: Option<Instant>,
-    tries: u32,
-    /// An earlier try may have been stored, so that no later refusal tells of the message.
-    doubtful: bool,
-    waker: Option<Waker>,
-}
-
-#[derive(Default)]
-struct Table {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    queue: VecDeque<u32>,
-    waiting: VecDeque<u32>,
-    /// Keys of which a send is being retried: no later one of them is written meanwhile.
-    retrying: HashMap<u64, u32>,
-    used: usize,
-    bytes: usize,
-    seq: u64,
-    driver: Option<Waker>,
-    flush: Vec<Waker>,
-    closed: bool,
-    unobserved: u64,
 }
 
 /// See the module.
@@ -103,11 +54,12 @@ impl Outbox {
     /// Accepts a message: queued, or waiting for room, when this returns.
     pub fn send(&self, message: Message, target: Target, timeout: Option<Duration>) -> Sending {
         let size = message.size() as u32;
+        let now = Instant::now();
         let mut table = self.table.lock();
         if table.closed {
             return Sending::ready(Err(Error::closed("the producer")));
         }
-        let ticket = self.accept(&mut table, message, target, size, timeout);
+        let ticket = self.accept(&mut table, message, target, size, now, timeout);
         let waker = table.driver.take();
         drop(table);
         if let Some(waker) = waker {
@@ -124,12 +76,13 @@ impl Outbox {
         &self,
         messages: impl Iterator<Item = Result<(Message, u32), Error>>,
     ) -> Vec<Result<SendResult, u64>> {
+        let now = Instant::now();
         let mut table = self.table.lock();
         let closed = table.closed;
         let tickets = messages
             .map(|item| match item {
                 Ok(_) if closed => Ok(Err(Error::closed("the producer"))),
-                Ok((message, size)) => Err(self.accept(&mut table, message, Target::Topic, size, None)),
+                Ok((message, size)) => Err(self.accept(&mut table, message, Target::Topic, size, now, None)),
                 Err(refused) => Ok(Err(refused)),
             })
             .collect();
@@ -141,38 +94,27 @@ impl Outbox {
         tickets
     }
 
-    fn accept(&self, table: &mut Table, message: Message, target: Target, size: u32, timeout: Option<Duration>) -> u64 {
-        let now = Instant::now();
-        let index = table.free.pop().unwrap_or_else(|| {
-            table.slots.push(Slot::default());
-            (table.slots.len() - 1) as u32
-        });
-        table.seq += 1;
-        let fits = table.waiting.is_empty() && self.fits(table, size);
-        let slot = &mut table.slots[index as usize];
-        slot.seq = table.seq;
-        slot.forgotten = false;
+    fn accept(
+        &self,
+        table: &mut Table,
+        message: Message,
+        target: Target,
+        size: u32,
+        now: Instant,
+        timeout: Option<Duration>,
+    ) -> u64 {
+        let fits = table.waits == 0 && self.fits(table, size);
+        let (index, slot) = table.claim();
         slot.key = message.key.as_deref().map(key_hash);
         slot.message = message;
         slot.target = Some(target);
         slot.size = size;
         slot.deadline = now.checked_add(timeout.unwrap_or(self.timeout));
-        slot.retry_until = now.checked_add(self.retry_for);
-        slot.not_before = None;
-        slot.tries = 0;
-        slot.doubtful = false;
-        slot.waker = None;
-        let ticket = u64::from(slot.generation) << 32 | u64::from(index);
-        if fits {
-            slot.state = State::Queued;
-            table.used += 1;
-            table.bytes += size as usize;
-            table.queue.push_back(index);
-        } else {
-            slot.state = State::Waiting;
-            table.waiting.push_back(index);
+        match fits {
+            true => table.enqueue(index),
+            false => table.wait(index),
         }
-        ticket
+        table.ticket(index)
     }
 
     fn fits(&self, table: &Table, size: u32) -> bool {
@@ -181,43 +123,12 @@ impl Outbox {
 
     /// For the driver: takes at most `max` messages and about `max_bytes` bytes, at least one; ready when there is one.
     /// Whatever it takes it must complete; when its session ends the engine does.
+    ///
+    /// Messages of one key come in order, and while one of them is tried again no later one comes. A driver that writes several
+    /// at once must not store a later one of a key when an earlier one may yet fail and be tried again.
     pub fn poll_take(&self, cx: &mut Context<'_>, max: usize, max_bytes: usize, into: &mut Vec<Outgoing>) -> Poll<()> {
-        let mut guard = self.table.lock();
-        let table = &mut *guard;
-        let (mut n, mut bytes) = (0, 0);
-        let mut now = None;
-        let mut kept = VecDeque::new();
-        while n < max && (n == 0 || bytes < max_bytes) {
-            let Some(index) = table.queue.pop_front() else { break };
-            let slot = &mut table.slots[index as usize];
-            if let Some(at) = slot.not_before
-                && at > *now.get_or_insert_with(Instant::now)
-            {
-                // A retry that waits its back-off holds back what is behind it: order.
-                kept.push_back(index);
-                break;
-            }
-            if slot.tries == 0
-                && !table.retrying.is_empty()
-                && slot.key.is_some_and(|key| table.retrying.contains_key(&key))
-            {
-                kept.push_back(index);
-                continue;
-            }
-            slot.state = State::Flying;
-            into.push(Outgoing {
-                ticket: u64::from(slot.generation) << 32 | u64::from(index),
-                message: slot.message.clone(),
-                target: slot.target.clone().unwrap_or(Target::Topic),
-                size: slot.size,
-            });
-            n += 1;
-            bytes += slot.size as usize;
-        }
-        while let Some(index) = kept.pop_back() {
-            table.queue.push_front(index);
-        }
-        if n > 0 {
+        let mut table = self.table.lock();
+        if table.take(max, max_bytes, self.retry_for, into) > 0 {
             return Poll::Ready(());
         }
         if !table.driver.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
@@ -238,15 +149,12 @@ impl Outbox {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         for (ticket, result) in results {
+            let Some(slot) = table.slot(ticket).filter(|slot| matches!(slot.state, State::Flying)) else { continue };
             let index = ticket as u32;
-            let Some(slot) = table.slots.get(index as usize) else { continue };
-            if slot.generation != (ticket >> 32) as u32 || !matches!(slot.state, State::Flying) {
-                continue;
-            }
             match result {
-                Err(error) if Self::may_retry(slot, &error) => Self::requeue(table, index, &error),
-                Err(error) if slot.doubtful => {
-                    self.finish(table, index, Err(error.with_outcome(Outcome::Unknown)), &mut wakers);
+                Err(error) if Self::may_retry(slot, &error) => {
+                    slot.doubtful |= may_be_stored(&error);
+                    table.requeue(index);
                 }
                 other => {
                     // Copies of retries and dead letters are no sends of the program's.
@@ -256,11 +164,10 @@ impl Outbox {
             }
         }
         self.admit(table);
-        let driver = if table.queue.is_empty() { None } else { table.driver.take() };
-        wakers.extend(driver);
-        if table.used == 0 && table.waiting.is_empty() {
-            wakers.append(&mut table.flush);
+        if table.driver.is_some() && table.has_work() {
+            wakers.extend(table.driver.take());
         }
+        table.flushed(&mut wakers);
         drop(guard);
         if sent > 0 {
             // Before the senders learn of it, so that whoever awaited a send finds it counted.
@@ -282,44 +189,17 @@ impl Outbox {
         }
     }
 
-    fn requeue(table: &mut Table, index: u32, why: &Error) {
-        let slot = &mut table.slots[index as usize];
-        slot.doubtful |= why.outcome() != Some(Outcome::NotSent);
-        slot.state = State::Queued;
-        if slot.tries == 0
-            && let Some(key) = slot.key
-        {
-            *table.retrying.entry(key).or_default() += 1;
-        }
-        slot.tries += 1;
-        // 5 ms doubling to 1.3 s: a neighbour's channel error is over at once, a failover is not.
-        slot.not_before = Some(Instant::now() + Duration::from_millis(5 << slot.tries.min(8)));
-        let seq = slot.seq;
-        let slots = &table.slots;
-        let at = table.queue.partition_point(|i| slots[*i as usize].seq < seq);
-        table.queue.insert(at, index);
-    }
-
     fn finish(&self, table: &mut Table, index: u32, result: SendResult, wakers: &mut Vec<Waker>) {
+        table.close_slot(index);
         let slot = &mut table.slots[index as usize];
-        if slot.tries > 0
-            && let Some(key) = slot.key
-            && let Some(n) = table.retrying.get_mut(&key)
-        {
-            *n -= 1;
-            if *n == 0 {
-                table.retrying.remove(&key);
-            }
-        }
-        table.used -= 1;
-        table.bytes -= slot.size as usize;
+        let result = slot.honest(result);
         slot.message.clear();
         if let (Err(error), Some(Target::Topic)) = (&result, slot.target.take()) {
             self.hooks.send_failed(&self.topic, error);
         }
         if slot.forgotten {
-            table.unobserved += u64::from(result.is_err());
-            Self::release(slot);
+            slot.release();
+            table.unseen(&result);
             table.free.push(index);
         } else {
             slot.state = State::Done(result);
@@ -327,36 +207,19 @@ impl Outbox {
         }
     }
 
-    fn release(slot: &mut Slot) {
-        slot.state = State::Free;
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.waker = None;
-        slot.message.clear();
-        slot.target = None;
-    }
-
     /// Lets waiting sends in, in order.
     fn admit(&self, table: &mut Table) {
-        while let Some(index) = table.waiting.front().copied() {
-            let size = table.slots[index as usize].size;
-            if !self.fits(table, size) {
-                return;
-            }
-            table.waiting.pop_front();
-            table.used += 1;
-            table.bytes += size as usize;
-            table.slots[index as usize].state = State::Queued;
-            table.queue.push_back(index);
+        while table.waits > 0
+            && let Some((index, size)) = table.first_waiting()
+            && self.fits(table, size)
+        {
+            table.let_in(index);
         }
     }
 
     /// The session ended: what was flying is unknown, and is tried again.
     pub(crate) fn session_lost(&self, why: &str) {
-        let flying: Vec<u64> = {
-            let table = self.table.lock();
-            let flying = table.slots.iter().enumerate().filter(|(_, s)| matches!(s.state, State::Flying));
-            flying.map(|(i, s)| u64::from(s.generation) << 32 | i as u64).collect()
-        };
+        let flying = self.table.lock().flying();
         self.complete(flying.into_iter().map(|ticket| {
             let text = format!("the connection was lost before the broker confirmed: {why}");
             (ticket, Err(Error::new(ErrorKind::Disconnected, text).with_outcome(Outcome::Unknown)))
@@ -368,44 +231,24 @@ impl Outbox {
         let mut wakers = Vec::new();
         let mut guard = self.table.lock();
         let table = &mut *guard;
-        let late: Vec<u32> = (0..table.slots.len() as u32)
-            .filter(|i| {
-                let slot = &table.slots[*i as usize];
-                let open = matches!(slot.state, State::Waiting | State::Queued | State::Flying);
-                open && slot.deadline.is_some_and(|d| d <= now)
-            })
-            .collect();
-        for index in late {
-            let slot = &mut table.slots[index as usize];
+        for index in table.late(now) {
+            let slot = &table.slots[index as usize];
+            let outcome = outcome_now(slot);
             let limit = "the time limit of the send passed";
-            let (text, outcome) = match slot.state {
-                State::Waiting => (format!("{limit} while it waited for room"), Outcome::NotSent),
-                State::Queued if slot.tries == 0 => {
-                    (format!("{limit} before the broker could be reached"), Outcome::NotSent)
-                }
-                _ => (format!("{limit} before the broker confirmed"), Outcome::Unknown),
+            let text = match (&slot.state, outcome) {
+                (State::Waiting, _) => format!("{limit} while it waited for room"),
+                (_, Outcome::NotSent) => format!("{limit} before the broker could be reached"),
+                _ => format!("{limit} before the broker confirmed"),
             };
             let error = Error::new(ErrorKind::Timeout, text).with_outcome(outcome);
-            match slot.state {
-                State::Waiting => {
-                    table.waiting.retain(|i| *i != index);
-                    table.used += 1;
-                    table.bytes += slot.size as usize;
-                }
-                State::Queued => table.queue.retain(|i| *i != index),
-                _ => {}
-            }
             self.finish(table, index, Err(error), &mut wakers);
         }
         self.admit(table);
-        let due = table.queue.front().is_some_and(|i| table.slots[*i as usize].not_before.is_none_or(|t| t <= now));
-        if due {
+        if table.driver.is_some() && table.has_work() {
             wakers.extend(table.driver.take());
         }
-        if table.used == 0 && table.waiting.is_empty() {
-            wakers.append(&mut table.flush);
-        }
-        let open = table.used > 0 || !table.waiting.is_empty();
+        table.flushed(&mut wakers);
+        let open = !table.is_idle();
         drop(guard);
         wakers.into_iter().for_each(Waker::wake);
         open
@@ -413,20 +256,29 @@ impl Outbox {
 
     /// Ready when everything accepted has its outcome.
     pub fn poll_flushed(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll_flushed_to(u64::MAX, cx)
+    }
+
+    /// What [`poll_flushed_to`](Self::poll_flushed_to) takes to mean everything accepted until now.
+    pub(crate) fn mark(&self) -> u64 {
+        self.table.lock().seq
+    }
+
+    /// Ready when everything accepted until `mark` has its outcome.
+    pub(crate) fn poll_flushed_to(&self, mark: u64, cx: &mut Context<'_>) -> Poll<()> {
         let mut table = self.table.lock();
-        if table.used == 0 && table.waiting.is_empty() {
+        if table.is_flushed(mark) {
             return Poll::Ready(());
         }
-        if !table.flush.iter().any(|w| w.will_wake(cx.waker())) {
-            table.flush.push(cx.waker().clone());
+        if !table.flush.iter().any(|(m, w)| *m == mark && w.will_wake(cx.waker())) {
+            table.flush.push((mark, cx.waker().clone()));
         }
         Poll::Pending
     }
 
     /// Whether nothing is open.
     pub fn is_idle(&self) -> bool {
-        let table = self.table.lock();
-        table.used == 0 && table.waiting.is_empty()
+        self.table.lock().is_idle()
     }
 
     /// Failures of sends that nobody awaited.
@@ -446,25 +298,17 @@ impl Outbox {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         table.closed = true;
-        table.queue.clear();
-        table.waiting.clear();
         for index in 0..table.slots.len() as u32 {
-            let slot = &mut table.slots[index as usize];
-            let outcome = match slot.state {
-                State::Waiting => {
-                    table.used += 1;
-                    table.bytes += slot.size as usize;
-                    Outcome::NotSent
-                }
-                State::Queued if slot.tries == 0 => Outcome::NotSent,
-                State::Queued | State::Flying => Outcome::Unknown,
-                State::Free | State::Done(_) => continue,
-            };
+            let slot = &table.slots[index as usize];
+            if !slot.is_open() {
+                continue;
+            }
+            let outcome = outcome_now(slot);
             unknown += u64::from(outcome == Outcome::Unknown);
             let error = Error::new(ErrorKind::Closed, "the producer was closed first").with_outcome(outcome);
             self.finish(table, index, Err(error), &mut wakers);
         }
-        wakers.append(&mut table.flush);
+        table.flushed(&mut wakers);
         drop(guard);
         wakers.into_iter().for_each(Waker::wake);
         unknown
@@ -473,57 +317,59 @@ impl Outbox {
 
 impl SendTable for Outbox {
     fn poll_sent(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<SendResult> {
-        let mut guard = self.table.lock();
-        let table = &mut *guard;
-        let index = ticket as u32;
-        let slot = match table.slots.get_mut(index as usize) {
-            Some(slot) if slot.generation == (ticket >> 32) as u32 => slot,
-            _ => return Poll::Ready(Err(Error::closed("this send"))),
-        };
-        if !matches!(slot.state, State::Done(_)) {
+        let mut table = self.table.lock();
+        let gone = || Poll::Ready(Err(Error::closed("this send")));
+        let Some(slot) = table.slot(ticket) else { return gone() };
+        if slot.is_open() {
             if !slot.waker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
                 slot.waker = Some(cx.waker().clone());
             }
             return Poll::Pending;
         }
-        let state = std::mem::take(&mut slot.state);
-        Self::release(slot);
-        table.free.push(index);
-        match state {
-            State::Done(result) => Poll::Ready(result),
-            _ => Poll::Ready(Err(Error::closed("this send"))),
-        }
+        let State::Done(result) = std::mem::take(&mut slot.state) else { return gone() };
+        slot.release();
+        table.free.push(ticket as u32);
+        Poll::Ready(result)
     }
 
     fn forget(&self, ticket: u64) {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         let index = ticket as u32;
-        let Some(slot) = table.slots.get_mut(index as usize) else { return };
-        if slot.generation != (ticket >> 32) as u32 {
-            return;
-        }
+        let Some(slot) = table.slot(ticket) else { return };
         slot.waker = None;
         match &slot.state {
+            State::Free => return,
+            State::Queued | State::Flying => {
+                slot.forgotten = true;
+                return;
+            }
             State::Waiting => {
-                Self::release(slot);
-                table.waiting.retain(|i| *i != index);
-                table.free.push(index);
+                table.close_slot(index);
+                table.slots[index as usize].release();
             }
             State::Done(result) => {
-                table.unobserved += u64::from(result.is_err());
-                Self::release(slot);
-                table.free.push(index);
+                let failed = result.is_err();
+                slot.release();
+                table.unobserved += u64::from(failed);
             }
-            State::Queued | State::Flying => slot.forgotten = true,
-            State::Free => {}
         }
+        table.free.push(index);
+        // It may have been what those behind it waited for.
+        self.admit(table);
+        let mut wakers = Vec::new();
+        if table.driver.is_some() && table.has_work() {
+            wakers.extend(table.driver.take());
+        }
+        table.flushed(&mut wakers);
+        drop(guard);
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
 impl std::fmt::Debug for Outbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let table = self.table.lock();
-        write!(f, "Outbox({} in flight, {} waiting)", table.used, table.waiting.len())
+        write!(f, "Outbox({} in flight, {} waiting)", table.used, table.waits)
     }
 }

@@ -15,7 +15,7 @@ use mq_api::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// Looks at time limits this often while something is open.
@@ -73,6 +73,7 @@ pub(crate) struct Sender {
     env: Env,
     stop: Stop,
     tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
+    closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
 }
 
 impl Sender {
@@ -101,15 +102,47 @@ impl Sender {
         let (first, started) = oneshot::channel();
         let supervisor = env.spawn(supervise(tx, env.clone(), policy, stop.clone(), first));
         let clock = env.spawn(run_clock(outbox.clone(), env.clone(), stop.clone()));
-        let sender = Arc::new(Self { outbox, health, env, stop, tasks: Mutex::new(Some((supervisor, clock))) });
+        let sender = Arc::new(Self {
+            outbox,
+            health,
+            env,
+            stop,
+            tasks: Mutex::new(Some((supervisor, clock))),
+            closing: Mutex::default(),
+        });
         // Dropping the sender (an error, or a cancelled call) stops both tasks.
         let started = started.await.unwrap_or_else(|_| Err(Error::closed("the connection")));
         started.map(|()| sender)
     }
 
-    /// Flushes within `deadline`, then ends the session.
-    pub(crate) async fn close(&self, deadline: Duration) -> CloseReport {
-        self.outbox.shut();
+    /// Flushes within `deadline`, then ends the session. Takes effect at the call; dropping the future does not stop it.
+    pub(crate) fn close(self: &Arc<Self>, deadline: Duration) -> BoxFuture<'static, CloseReport> {
+        let (told, mut done) = watch::channel(None);
+        let before = {
+            let mut closing = self.closing.lock();
+            let before = closing.clone();
+            closing.get_or_insert_with(|| done.clone());
+            before
+        };
+        match before {
+            Some(before) => done = before,
+            None => {
+                self.outbox.shut();
+                let sender = self.clone();
+                self.env.spawn(async move {
+                    told.send_replace(Some(sender.end(deadline).await));
+                });
+            }
+        }
+        Box::pin(async move {
+            match done.wait_for(Option::is_some).await {
+                Ok(report) => report.unwrap_or_default(),
+                Err(_) => CloseReport::default(),
+            }
+        })
+    }
+
+    async fn end(&self, deadline: Duration) -> CloseReport {
         let flushed = std::future::poll_fn(|cx| self.outbox.poll_flushed(cx));
         let _ = tokio::time::timeout(deadline, flushed).await;
         let mut report = CloseReport::default();
@@ -121,6 +154,7 @@ impl Sender {
             // The loop was told to stop and has nothing to write: what takes longer is a client that hangs.
             let grace = deadline.min(Duration::from_secs(2)).max(Duration::from_millis(200));
             if tokio::time::timeout(grace, &mut supervisor).await.is_err() {
+                report.abandoned += 1;
                 supervisor.abort();
                 let _ = supervisor.await;
             }
@@ -201,13 +235,14 @@ impl Producer for EngineProducer {
 
     fn flush(&self, deadline: Duration) -> BoxFuture<'_, bool> {
         Box::pin(async move {
-            let flushed = std::future::poll_fn(|cx| self.sender.outbox.poll_flushed(cx));
+            let mark = self.sender.outbox.mark();
+            let flushed = std::future::poll_fn(|cx| self.sender.outbox.poll_flushed_to(mark, cx));
             tokio::time::timeout(deadline, flushed).await.is_ok()
         })
     }
 
     fn close(&self, deadline: Duration) -> BoxFuture<'_, CloseReport> {
-        Box::pin(self.sender.close(deadline))
+        self.sender.close(deadline)
     }
 
     fn health(&self) -> HealthWatch {

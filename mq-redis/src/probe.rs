@@ -141,6 +141,7 @@ fn pubsub() -> Capabilities {
     all.retains_without_group = false;
     all.counts_receivers = true;
     all.receipt_positions = false;
-    all.takeover = Takeover { lease_tenths: 0, fixed: Duration::ZERO };
+    // Nothing is taken over; a connection that is dead is noticed within this.
+    all.takeover = Takeover { lease_tenths: 0, fixed: Duration::from_secs(20) };
     all
 }

@@ -309,36 +309,36 @@ impl Admin for NoAdmin {
         none("backlog")
     }
     async fn create_topic(&self, _: TopicSpec) -> Result<()> {
-        none("making topics")
+        none("provision: making topics")
     }
     async fn topic(&self, _: &Topic) -> Result<Option<TopicInfo>> {
-        none("looking at topics")
+        none("provision: looking at topics")
     }
     async fn delete_topic(&self, _: &Topic) -> Result<bool> {
-        none("deleting topics")
+        none("provision: deleting topics")
     }
     async fn create_group(&self, _: &Topic, _: &Group, _: Start) -> Result<()> {
-        none("groups")
+        none("provision: groups")
     }
     async fn delete_group(&self, _: &Topic, _: &Group) -> Result<bool> {
-        none("groups")
+        none("provision: groups")
     }
     async fn reset_group(&self, _: &Topic, _: &Group, _: Start) -> Result<()> {
-        none("groups")
+        none("reset: groups")
     }
     async fn groups(&self, _: &Topic) -> Result<Vec<GroupInfo>> {
-        none("groups")
+        none("inspect: groups")
     }
     async fn pending(&self, _: &Topic, _: &Group, _: usize) -> Result<Vec<PendingDelivery>> {
-        none("pending deliveries")
+        none("inspect: pending deliveries")
     }
     async fn dead_letters(&self, _: &Topic, _: &Group, _: usize) -> Result<Vec<DeadLetter>> {
-        none("dead letters")
+        none("peek: dead letters")
     }
     async fn redrive(&self, _: &Topic, _: &Group, _: RedriveOptions) -> Result<RedriveReport> {
         none("redrive")
     }
     async fn discard_dead_letters(&self, _: &Topic, _: &Group, _: RedriveOptions) -> Result<u64> {
-        none("dead letters")
+        none("dead letters: discarding")
     }
 }

@@ -54,15 +54,15 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
         let now = Instant::now();
         if now >= at.renew {
             renew(member).await?;
-            for side in 0..member.live_sides().len() {
-                take(member, side, lease, &mut cursors[side]).await?;
+            for (side, cursor) in cursors.iter_mut().enumerate().take(member.live_sides().len()) {
+                take(member, side, lease, cursor).await?;
             }
             at.renew = Instant::now() + renew_every();
         }
         if now >= at.look {
             let mut next = None;
-            for side in 0..member.live_sides().len() {
-                let due = take(member, side, Duration::ZERO, &mut cursors[side]).await?;
+            for (side, cursor) in cursors.iter_mut().enumerate().take(member.live_sides().len()) {
+                let due = take(member, side, Duration::ZERO, cursor).await?;
                 next = next.into_iter().chain(due).min();
             }
             let idle = if next.is_some() { LOOK } else { IDLE_LOOK };

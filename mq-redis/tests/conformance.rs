@@ -2,6 +2,8 @@
 //! `--filter WORD`, `--parallel N`, `--verbose`, `--json`. Without the name of a backend it does nothing, so that
 //! `cargo test` stays quick.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
+
 use mq_api::{
     Admin, Broker, Capabilities, CloseReport, Consumer, Feature, HealthWatch, Producer, ProducerSpec, Result, Source,
     Subscription, Topic, async_trait,

@@ -1,10 +1,11 @@
 //! Several servers at once: started side by side, or those that the environment names.
 
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Folder, Kind, Problem, Result, Server, install};
+use crate::{Cluster, Folder, Formation, Kind, Problem, Result, Server, Version, install};
 
 /// Where a server of a [`Fleet`] comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,11 +18,69 @@ pub enum Origin {
     Missing(Problem),
 }
 
+/// What a [`Fleet`] may consist of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// One server of the default version.
+    Single(Kind),
+    /// Three nodes.
+    Cluster(Formation),
+    /// One server of another version.
+    Version(Version),
+}
+
+impl Want {
+    /// Its name, also that of its folder.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Single(kind) => kind.name(),
+            Self::Cluster(formation) => formation.name(),
+            Self::Version(version) => version.name(),
+        }
+    }
+
+    /// The variable that names one to use, and under which ours is made known.
+    #[must_use]
+    pub const fn variable(self) -> &'static str {
+        match self {
+            Self::Single(kind) => kind.variable(),
+            Self::Cluster(formation) => formation.variable(),
+            Self::Version(version) => version.variable(),
+        }
+    }
+
+    /// What its servers are.
+    #[must_use]
+    pub const fn kind(self) -> Kind {
+        match self {
+            Self::Single(kind) => kind,
+            Self::Cluster(formation) => formation.kind(),
+            Self::Version(version) => version.kind(),
+        }
+    }
+
+    /// The one of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let singles = Kind::ALL.into_iter().map(Self::Single);
+        let clusters = Formation::ALL.into_iter().map(Self::Cluster);
+        let versions = Version::ALL.into_iter().map(Self::Version);
+        singles.chain(clusters).chain(versions).find(|want| want.name() == name)
+    }
+
+    /// The one that the environment names.
+    #[must_use]
+    pub fn given(self) -> Option<String> {
+        std::env::var(self.variable()).ok().filter(|url| !url.is_empty())
+    }
+}
+
 /// One line of what a [`Fleet`] consists of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Which server.
-    pub kind: Kind,
+    /// Which.
+    pub want: Want,
     /// Its URL, unless it is missing.
     pub url: Option<String>,
     /// Where it comes from.
@@ -31,30 +90,42 @@ pub struct Entry {
 /// Servers that end when this is dropped, and with this process at the latest.
 pub struct Fleet {
     entries: Vec<Entry>,
-    servers: Vec<Server>,
+    _servers: Vec<Held>,
     // After the servers in it.
     _folder: Folder,
 }
 
+/// So many start side by side. The four usual ones do; of a dozen all at once none would get far on two cores.
+const AT_ONCE: usize = 4;
+
+enum Held {
+    Server { _one: Server },
+    Cluster { _all: Cluster },
+}
+
 impl Fleet {
-    /// Starts these kinds in the folder, side by side; a kind whose variable is set is not started.
+    /// Starts these in the folder, side by side; one whose variable is set is not started.
     #[must_use]
-    pub fn start(kinds: &[Kind], folder: Folder) -> Self {
-        let outcomes: Vec<(Entry, Option<Server>)> = thread::scope(|scope| {
-            let folder = &folder;
-            let starts: Vec<_> = kinds.iter().map(|kind| (*kind, scope.spawn(move || one(*kind, folder)))).collect();
-            starts
-                .into_iter()
-                .map(|(kind, start)| {
-                    start.join().unwrap_or_else(|_| {
-                        let problem = Problem::new("the thread that started it panicked");
-                        (Entry { kind, url: None, origin: Origin::Missing(problem) }, None)
-                    })
-                })
-                .collect()
+    pub fn start(wants: &[Want], folder: Folder) -> Self {
+        let queue = Mutex::new(wants.iter().copied().enumerate());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let mut outcomes: Vec<(usize, Entry, Option<Held>)> = thread::scope(|scope| {
+            let start_some = || {
+                let mut started = Vec::new();
+                while let Some((place, want)) = next() {
+                    let (entry, held) = one(want, &folder);
+                    started.push((place, entry, held));
+                }
+                started
+            };
+            let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(start_some)).collect();
+            // A panic in there is a mistake in this crate; its thread's servers are then listed as nothing at all.
+            workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
         });
-        let (entries, servers): (Vec<Entry>, Vec<Option<Server>>) = outcomes.into_iter().unzip();
-        Self { entries, servers: servers.into_iter().flatten().collect(), _folder: folder }
+        outcomes.sort_by_key(|(place, ..)| *place);
+        let outcomes: Vec<_> = outcomes.into_iter().map(|(_, entry, held)| (entry, held)).collect();
+        let (entries, servers): (Vec<Entry>, Vec<Option<Held>>) = outcomes.into_iter().unzip();
+        Self { entries, _servers: servers.into_iter().flatten().collect(), _folder: folder }
     }
 
     /// Installs what is missing, then starts these kinds for this process alone.
@@ -62,9 +133,9 @@ impl Fleet {
     /// # Errors
     /// When the state folder cannot be made.
     pub fn for_run(kinds: &[Kind], say: impl FnMut(&str)) -> Result<Self> {
-        let ours: Vec<Kind> = kinds.iter().copied().filter(|kind| given(*kind).is_none()).collect();
-        install::provide(&ours, say)?;
-        Ok(Self::start(kinds, Folder::for_run()?))
+        let wants: Vec<Want> = kinds.iter().copied().map(Want::Single).collect();
+        provide(&wants, say)?;
+        Ok(Self::start(&wants, Folder::for_run()?))
     }
 
     /// What it consists of.
@@ -73,40 +144,49 @@ impl Fleet {
         &self.entries
     }
 
-    /// The servers started here.
-    pub fn servers(&mut self) -> &mut [Server] {
-        &mut self.servers
-    }
-
     /// The variables that make it known to programs.
     #[must_use]
     pub fn variables(&self) -> Vec<(&'static str, String)> {
-        self.entries.iter().filter_map(|entry| Some((entry.kind.variable(), entry.url.clone()?))).collect()
+        self.entries.iter().filter_map(|entry| Some((entry.want.variable(), entry.url.clone()?))).collect()
     }
 }
 
-/// The server that the environment names.
-fn given(kind: Kind) -> Option<String> {
-    std::env::var(kind.variable()).ok().filter(|url| !url.is_empty())
+/// Installs what these need and this machine lacks, as far as it allows.
+///
+/// # Errors
+/// When the cache cannot be locked.
+pub fn provide(wants: &[Want], mut say: impl FnMut(&str)) -> Result<()> {
+    let ours: Vec<Want> = wants.iter().copied().filter(|want| want.given().is_none()).collect();
+    let mut kinds: Vec<Kind> = ours.iter().map(|want| want.kind()).collect();
+    kinds.sort();
+    kinds.dedup();
+    install::provide(&kinds, &mut say)?;
+    let versions: Vec<Version> =
+        ours.iter().filter_map(|want| if let Want::Version(version) = want { Some(*version) } else { None }).collect();
+    if versions.is_empty() { Ok(()) } else { Version::provide(&versions, say) }
 }
 
-fn one(kind: Kind, folder: &Folder) -> (Entry, Option<Server>) {
+fn one(want: Want, folder: &Folder) -> (Entry, Option<Held>) {
     let begun = Instant::now();
-    if let Some(url) = given(kind) {
-        let entry = if reachable(kind, &url) {
-            Entry { kind, url: Some(url), origin: Origin::Given }
+    if let Some(url) = want.given() {
+        let entry = if reachable(want.kind(), &url) {
+            Entry { want, url: Some(url), origin: Origin::Given }
         } else {
-            let words = format!("{} names {url}, but nothing listens there; start it or unset it", kind.variable());
-            Entry { kind, url: None, origin: Origin::Missing(Problem::new(words)) }
+            let words = format!("{} names {url}, but nothing listens there; start it or unset it", want.variable());
+            Entry { want, url: None, origin: Origin::Missing(Problem::new(words)) }
         };
         return (entry, None);
     }
-    match Server::start_in(kind, folder.path()) {
-        Ok(server) => {
-            let entry = Entry { kind, url: Some(server.url()), origin: Origin::Started(begun.elapsed()) };
-            (entry, Some(server))
+    let started = match want {
+        Want::Single(kind) => Server::start_in(kind, folder.path()).map(|one| (one.url(), Held::Server { _one: one })),
+        Want::Version(version) => version.start_in(folder.path()).map(|one| (one.url(), Held::Server { _one: one })),
+        Want::Cluster(formation) => {
+            Cluster::start_in(formation, folder.path()).map(|all| (all.url(), Held::Cluster { _all: all }))
         }
-        Err(problem) => (Entry { kind, url: None, origin: Origin::Missing(problem) }, None),
+    };
+    match started {
+        Ok((url, held)) => (Entry { want, url: Some(url), origin: Origin::Started(begun.elapsed()) }, Some(held)),
+        Err(problem) => (Entry { want, url: None, origin: Origin::Missing(problem) }, None),
     }
 }
 

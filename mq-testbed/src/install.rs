@@ -26,7 +26,7 @@ pub fn shortage(kind: Kind) -> Option<Problem> {
 ///
 /// # Errors
 /// When the cache cannot be locked. A failed installation is told to `say`, and the kind stays missing.
-pub fn provide(kinds: &[Kind], mut say: impl FnMut(&str)) -> Result<()> {
+pub(crate) fn provide(kinds: &[Kind], mut say: impl FnMut(&str)) -> Result<()> {
     folders::make(&folders::cache())?;
     // One installation at a time per checkout; apt has a lock of its own against others.
     let lock = File::create(folders::cache().join("lock")).map_err(Problem::during("open the cache's lock"))?;

@@ -31,15 +31,16 @@ mod redis;
 mod server;
 mod table;
 pub mod trial;
+mod versions;
 mod wait;
 
 #[cfg(feature = "tls")]
 pub use certificates::{Certificates, Pair};
 pub use cluster::{Cluster, Formation};
-pub use fleet::{Entry, Fleet, Origin, url_answers};
+pub use fleet::{Entry, Fleet, Origin, Want, provide, url_answers};
 pub use folders::{Folder, logs_in, root, sweep, target};
 pub use greet::answers;
-pub use install::{provide, shortage};
+pub use install::shortage;
 pub use kafka::{KafkaMember, KafkaOptions, KafkaSecurity};
 pub use kind::Kind;
 pub use need::{need, skip};
@@ -51,4 +52,5 @@ pub use rabbitmq::{RabbitMember, RabbitOptions, RabbitUser};
 pub use redis::RedisOptions;
 pub use server::{Killed, Restarted, Server};
 pub use table::{Running, identity, is_same, running};
+pub use versions::Version;
 pub use wait::{eventually, until};

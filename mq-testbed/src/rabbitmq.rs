@@ -96,13 +96,23 @@ impl RabbitOptions {
 }
 
 pub(crate) fn recipe(path: &Path, options: RabbitOptions) -> Result<Box<dyn Recipe>> {
+    with_home(path, programs::rabbitmq()?, None, options)
+}
+
+/// One of another release, from a private root; its epmd is the machine's, for that protocol has not changed.
+pub(crate) fn recipe_in_root(path: &Path, root: &Path) -> Result<Box<dyn Recipe>> {
+    with_home(path, PathBuf::from("/usr/lib/rabbitmq"), Some(root.to_path_buf()), RabbitOptions::default())
+}
+
+fn with_home(path: &Path, home: PathBuf, root: Option<PathBuf>, options: RabbitOptions) -> Result<Box<dyn Recipe>> {
     Ok(Box::new(RabbitMq {
         path: path.to_path_buf(),
         port: free_port()?,
         distribution: free_port()?,
         epmd: options.member.as_ref().map_or_else(free_port, |member| Ok(member.epmd))?,
         command_line: free_port()?,
-        home: programs::rabbitmq()?,
+        home,
+        root,
         options,
     }))
 }
@@ -114,6 +124,8 @@ struct RabbitMq {
     epmd: u16,
     command_line: u16,
     home: PathBuf,
+    /// Where it is not the machine's own.
+    root: Option<PathBuf>,
     options: RabbitOptions,
 }
 
@@ -249,6 +261,9 @@ impl Recipe for RabbitMq {
     }
 
     fn control(&self, arguments: &[&str]) -> Option<Launch> {
+        if self.root.is_some() {
+            return None;
+        }
         // Not the rabbitmqctl on the PATH, which changes to another user and reads another cookie.
         let mut launch = Launch::new(self.home.join("sbin/rabbitmqctl"), &self.path).args(["-q"]).args(arguments);
         launch.log = self.path.join("rabbitmqctl.log");
@@ -258,10 +273,25 @@ impl Recipe for RabbitMq {
     fn launch(&self) -> Launch {
         // With ALLOW_INPUT the start script becomes the Erlang machine by exec instead of starting it as a child, so
         // the process we hold is the server; -noinput, since there is nobody to type.
-        let launch = Launch::new(self.home.join("sbin/rabbitmq-server"), &self.path).args(["-noinput"]);
-        self.environment(launch).env("RABBITMQ_ALLOW_INPUT", "1")
+        let launch = match &self.root {
+            None => Launch::new(self.home.join("sbin/rabbitmq-server"), &self.path),
+            Some(root) => Launch::new("unshare", &self.path)
+                .args(["--mount", "--propagation", "private", "sh", "-c", ENTER, "sh"])
+                .args([root, &self.path, &self.home.join("bin/rabbitmq-server")]),
+        };
+        self.environment(launch.args(["-noinput"])).env("RABBITMQ_ALLOW_INPUT", "1")
     }
 }
+
+/// Runs a program inside a root of its own: `ROOT FOLDER PROGRAM ARGUMENTS`. The mounts are seen by it alone and vanish
+/// with it. All by exec, so that the process we hold becomes the server.
+const ENTER: &str = r#"set -e
+root=$1 folder=$2; shift 2
+mkdir -p "$root$folder"
+mount --bind "$folder" "$root$folder"
+mount --rbind /dev "$root/dev"
+mount -t proc proc "$root/proc"
+exec chroot "$root" /usr/bin/env PATH=/usr/sbin:/usr/bin "$@""#;
 
 /// Plugins that a broker without plugins still consists of (RabbitMQ 3.10).
 const NEEDED: [&str; 24] = [

@@ -58,14 +58,19 @@ impl RedisOptions {
 }
 
 pub(crate) fn recipe(path: &Path, options: RedisOptions) -> Result<Box<dyn Recipe>> {
+    recipe_by(Launch::new(programs::redis()?, path), path, options)
+}
+
+/// With another program than the machine's own; the configuration file is added to its arguments.
+pub(crate) fn recipe_by(program: Launch, path: &Path, options: RedisOptions) -> Result<Box<dyn Recipe>> {
     let port = options.port.map_or_else(free_port, Ok)?;
-    Ok(Box::new(Redis { path: path.to_path_buf(), port, program: programs::redis()?, options }))
+    Ok(Box::new(Redis { path: path.to_path_buf(), port, program, options }))
 }
 
 struct Redis {
     path: PathBuf,
     port: u16,
-    program: PathBuf,
+    program: Launch,
     options: RedisOptions,
 }
 
@@ -110,6 +115,6 @@ impl Recipe for Redis {
 
     fn launch(&self) -> Launch {
         // A sentinel writes what it learns into its file, and so knows it again after a restart.
-        Launch::new(&self.program, &self.path).args([self.conf()]).args(self.options.sentinel.then_some("--sentinel"))
+        self.program.clone().args([self.conf()]).args(self.options.sentinel.then_some("--sentinel"))
     }
 }

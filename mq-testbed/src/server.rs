@@ -8,8 +8,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::process::tail;
 use crate::{Folder, Kind, Launch, Problem, Process, Result, folders, until};
 
-/// Ten times the slowest start measured on two cores shared with other work.
-const START: Duration = Duration::from_secs(90);
+/// Forty times the usual start of the slowest server: it passes on a machine with ten other builds on two cores.
+const START: Duration = Duration::from_secs(180);
 const STOP: Duration = Duration::from_secs(30);
 
 /// What one kind of server needs, for one instance with its folder and ports.
@@ -55,6 +55,8 @@ pub struct Server {
     main: Option<Process>,
     companions: Vec<Process>,
     path: PathBuf,
+    /// It ran for the whole time and did not answer, which another port would not change.
+    gave_up: bool,
     // Declared last: the folder goes after the processes in it.
     _folder: Option<Folder>,
 }
@@ -110,10 +112,11 @@ impl Server {
             folders::make(path)?;
             let recipe = make(attempt)?;
             recipe.prepare()?;
-            let mut server =
-                Self { recipe, main: None, companions: Vec::new(), path: path.to_path_buf(), _folder: None };
+            let path = path.to_path_buf();
+            let mut server = Self { recipe, main: None, companions: Vec::new(), path, gave_up: false, _folder: None };
             match server.launch() {
                 Ok(_) => return Ok(server),
+                Err(problem) if server.gave_up => return Err(problem),
                 Err(problem) => last = Some(problem),
             }
         }
@@ -147,7 +150,10 @@ impl Server {
         let failed = match outcome {
             Ok(Ok(())) => return Ok(begun.elapsed()),
             Ok(Err(status)) => format!("{kind} ended with {status} while starting"),
-            Err(problem) => problem.to_string(),
+            Err(problem) => {
+                self.gave_up = true;
+                problem.to_string()
+            }
         };
         self.main = None;
         Err(Problem::new(format!("{failed}; the end of {}:\n{}", launch.log.display(), tail(&launch.log))))

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::folders;
 
 /// Names of the processes that the servers consist of, as `/proc/PID/comm` spells them.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "redis-server",
     "redis-sentinel",
     "valkey-server",
@@ -22,6 +22,8 @@ const PROGRAMS: [&str; 10] = [
     "java",
     "postgres",
     "rabbitmq-server",
+    // How a program of another release is started, by its own loader.
+    "ld-linux-x86-64",
 ];
 
 /// A running process of one of our servers.

@@ -20,7 +20,8 @@ fn lives_on(formation: Formation) {
     assert!(mq_testbed::eventually(Duration::from_secs(20), answer), "the others do not answer");
     let back = cluster.nodes()[0].restart().unwrap();
     assert_ne!(back.pid, killed.pid);
-    assert!(cluster.nodes().iter().all(mq_testbed::Server::answers));
+    let well = || cluster.nodes().iter().all(mq_testbed::Server::answers);
+    assert!(mq_testbed::eventually(Duration::from_secs(30), well), "not all answer again");
 }
 
 #[test]

@@ -19,17 +19,22 @@ fn server(kind: Kind) -> Option<Server> {
     Some(Server::start(kind).unwrap())
 }
 
+/// On a busy machine even a healthy server misses the patience of one try now and then.
+fn is_well(server: &Server) -> bool {
+    mq_testbed::eventually(Duration::from_secs(30), || server.answers())
+}
+
 fn hurt(mut server: Server) {
     let kind = server.kind();
     let first = server.pid().unwrap();
-    assert!(server.answers());
+    assert!(is_well(&server));
 
     assert_eq!(server.kill().unwrap().pid, first);
     assert!(!server.answers(), "{kind} answers after kill -9");
     assert!(server.kill().is_err(), "killing twice is a mistake of the test");
     let again = server.restart().unwrap();
     assert_ne!(again.pid, first);
-    assert!(server.answers());
+    assert!(is_well(&server));
 
     server.freeze().unwrap();
     assert!(!server.answers(), "{kind} answers while frozen");
@@ -41,7 +46,7 @@ fn hurt(mut server: Server) {
 
     assert_eq!(server.stop().unwrap().pid, again.pid);
     server.restart().unwrap();
-    assert!(server.answers());
+    assert!(is_well(&server));
 
     let (port, folder) = (server.port(), server.folder().to_path_buf());
     drop(server);
@@ -98,12 +103,13 @@ fn a_server_behind_a_proxy_can_be_cut_off() {
     }
     let (server, mut proxy) = Proxy::with_server(Kind::Redis, 7).unwrap();
     assert!(server.url_at(proxy.port()).contains(&proxy.port().to_string()));
-    assert!(answers(Kind::Redis, proxy.port()));
+    let answers_soon = |port| mq_testbed::eventually(Duration::from_secs(30), || answers(Kind::Redis, port));
+    assert!(answers_soon(proxy.port()));
     let trouble = Trouble::Swallow(Direction::ToClient);
     proxy.begin(trouble).unwrap();
     assert!(!answers(Kind::Redis, proxy.port()));
     assert!(proxy.end(trouble).unwrap().bytes > 0);
-    assert!(answers(Kind::Redis, proxy.port()));
+    assert!(answers_soon(proxy.port()));
 }
 
 #[test]
@@ -112,8 +118,9 @@ fn kafka_names_the_proxy_to_those_who_come_through_it() {
         return skip(&problem.to_string());
     }
     let (server, proxy) = Proxy::with_server(Kind::Kafka, 7).unwrap();
-    assert!(answers(Kind::Kafka, proxy.port()));
-    assert!(answers(Kind::Kafka, server.port()));
+    for port in [proxy.port(), server.port()] {
+        assert!(mq_testbed::eventually(Duration::from_secs(30), || answers(Kind::Kafka, port)));
+    }
     // A Metadata answer spells the port of the first broker after its host, "127.0.0.1".
     let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

@@ -10,8 +10,9 @@ use mq_testbed::history::{Event, Historian, How, Settled};
 
 use crate::{CLOSE, Failed, subscription};
 
-/// No message for this long, and the group has nothing left that it would give.
-const SILENCE: Duration = Duration::from_secs(3);
+/// No message for this long, and the group has nothing left that it would give. Longer than it takes to notice that a
+/// former member is dead.
+const SILENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn has_keys(capabilities: &Capabilities) -> bool {
     capabilities.has(anymq::Feature::PerKey)

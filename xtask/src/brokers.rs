@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Subcommand;
-use mq_testbed::{Entry, Fleet, Folder, Kind, Origin, Problem};
+use mq_testbed::{Entry, Fleet, Folder, Formation, Kind, Origin, Problem, Version, Want};
 use serde_json::{Value, json};
 
 use crate::{Outcome, containers};
@@ -26,7 +26,7 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 enum Action {
     /// Install what is missing, start the servers, and write their URLs to `target/brokers/env`.
-    Up,
+    Up(Which),
     /// End the servers of `up` and remove their state.
     Down,
     /// List servers, processes and ports, of `up` and of every test that runs in this checkout.
@@ -38,17 +38,40 @@ enum Action {
     },
     /// The keeper that `up` starts.
     #[command(hide = true)]
-    Keep,
+    Keep(Which),
+}
+
+#[derive(clap::Args, Clone, Copy)]
+struct Which {
+    /// Also three nodes each: Redis with Sentinel, Redis Cluster, RabbitMQ, Kafka.
+    #[arg(long)]
+    cluster: bool,
+    /// Also other versions: Redis 8.0, Valkey 8.1, RabbitMQ 4.0, Kafka 3.9 and 4.4.
+    #[arg(long)]
+    versions: bool,
+}
+
+impl Which {
+    fn wants(self) -> Vec<Want> {
+        let mut wants: Vec<Want> = Kind::ALL.into_iter().map(Want::Single).collect();
+        if self.cluster {
+            wants.extend(Formation::ALL.into_iter().map(Want::Cluster));
+        }
+        if self.versions {
+            wants.extend(Version::ALL.into_iter().map(Want::Version));
+        }
+        wants
+    }
 }
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
     match args.action {
-        Action::Up => up(),
+        Action::Up(which) => up(which),
         Action::Down => down(),
         Action::Status => status(),
         Action::Logs { server } => logs(server.as_deref()),
-        Action::Keep => keep(),
+        Action::Keep(which) => keep(which),
     }
 }
 
@@ -65,15 +88,16 @@ fn state() -> Option<Value> {
     serde_json::from_str(&fs::read_to_string(up_folder().join("state.json")).ok()?).ok()
 }
 
-fn up() -> Outcome {
+fn up(which: Which) -> Outcome {
     mq_testbed::sweep();
     if state().is_some() {
         println!("already up; `cargo xtask brokers down` ends them");
         return report(&state().unwrap_or_default());
     }
-    let ours: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| std::env::var_os(kind.variable()).is_none()).collect();
-    mq_testbed::provide(&ours, |line| println!("{line}"))?;
-    let short: Vec<Kind> = ours.into_iter().filter(|kind| mq_testbed::shortage(*kind).is_some()).collect();
+    let wants = which.wants();
+    mq_testbed::provide(&wants, |line| println!("{line}"))?;
+    let short = |kind: &Kind| Want::Single(*kind).given().is_none() && mq_testbed::shortage(*kind).is_some();
+    let short: Vec<Kind> = Kind::ALL.into_iter().filter(short).collect();
     let contained = containers::up(&short)?;
 
     fs::create_dir_all(mq_testbed::root()).map_err(Problem::during("make target/brokers"))?;
@@ -82,6 +106,8 @@ fn up() -> Outcome {
     let mut keeper = Command::new("setsid")
         .arg(crate::this_program())
         .args(["brokers", "keep"])
+        .args(which.cluster.then_some("--cluster"))
+        .args(which.versions.then_some("--versions"))
         // For the keeper, those in containers are servers that somebody else runs.
         .envs(contained.iter().map(|(kind, url)| (kind.variable(), url)))
         .stdin(Stdio::piped())
@@ -117,15 +143,15 @@ fn entries(state: &Value) -> &[Value] {
 fn report(state: &Value) -> Outcome {
     let (mut up, mut missing) = (0, 0);
     for entry in entries(state) {
-        let kind = entry["kind"].as_str().unwrap_or_default();
+        let name = entry["name"].as_str().unwrap_or_default();
         match entry["url"].as_str() {
             Some(url) => {
                 up += 1;
-                println!("{kind:<9} {url}  {}", entry["how"].as_str().unwrap_or_default());
+                println!("{name:<16} {url}  {}", entry["how"].as_str().unwrap_or_default());
             }
             None => {
                 missing += 1;
-                println!("{kind:<9} missing: {}", entry["how"].as_str().unwrap_or_default());
+                println!("{name:<16} missing: {}", entry["how"].as_str().unwrap_or_default());
             }
         }
     }
@@ -135,7 +161,7 @@ fn report(state: &Value) -> Outcome {
 }
 
 /// Starts the servers, tells about them in one line, and stays if told so.
-fn keep() -> Outcome {
+fn keep(which: Which) -> Outcome {
     let (told, orders) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let mut line = String::new();
@@ -148,7 +174,7 @@ fn keep() -> Outcome {
     });
     let folder = Folder::for_up()?;
     let place = folder.path().join("state.json");
-    let fleet = Fleet::start(&Kind::ALL, folder);
+    let fleet = Fleet::start(&which.wants(), folder);
     let state = json!({ "entries": fleet.entries().iter().map(entry).collect::<Vec<_>>() });
     println!("{state}");
     orders.recv().map_err(Problem::during("hear from `up`"))?;
@@ -165,7 +191,7 @@ fn entry(entry: &Entry) -> Value {
         Origin::Started(took) => format!("ready after {:.1} s", took.as_secs_f64()),
         Origin::Missing(problem) => problem.to_string(),
     };
-    json!({ "kind": entry.kind.name(), "variable": entry.kind.variable(), "url": entry.url, "how": how })
+    json!({ "name": entry.want.name(), "variable": entry.want.variable(), "url": entry.url, "how": how })
 }
 
 fn down() -> Outcome {
@@ -190,12 +216,12 @@ fn status() -> Outcome {
     let mut up = 0;
     if let Some(state) = state() {
         for entry in entries(&state) {
-            let Some((kind, url)) = entry["kind"].as_str().and_then(Kind::named).zip(entry["url"].as_str()) else {
+            let Some((want, url)) = entry["name"].as_str().and_then(Want::named).zip(entry["url"].as_str()) else {
                 continue;
             };
-            let answers = mq_testbed::url_answers(kind, url);
+            let answers = mq_testbed::url_answers(want.kind(), url);
             up += i32::from(answers);
-            println!("{kind:<9} {url}  {}", if answers { "answers" } else { "does not answer" });
+            println!("{:<16} {url}  {}", want.name(), if answers { "answers" } else { "does not answer" });
         }
     }
     let running = mq_testbed::running();
@@ -215,13 +241,13 @@ fn status() -> Outcome {
 }
 
 fn logs(server: Option<&str>) -> Outcome {
-    let kinds = match server {
-        None => Kind::ALL.to_vec(),
-        Some(name) => vec![Kind::named(name).ok_or_else(|| format!("no server is called {name}; see --help"))?],
+    let wants = match server {
+        None => Which { cluster: true, versions: true }.wants(),
+        Some(name) => vec![Want::named(name).ok_or_else(|| format!("no server is called {name}; see `status`"))?],
     };
     let mut found = false;
-    for kind in kinds {
-        for file in mq_testbed::logs_in(&up_folder().join(kind.name())) {
+    for want in wants {
+        for file in mq_testbed::logs_in(&up_folder().join(want.name())) {
             found = true;
             print_end(&file)?;
         }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
-use mq_testbed::{Fleet, Folder, Kind, Origin, Problem};
+use mq_testbed::{Fleet, Folder, Kind, Origin, Problem, Version, Want};
 use serde_json::json;
 
 use crate::steps::{Report, Step, in_turn, side_by_side};
@@ -31,17 +31,25 @@ const BACKENDS: [(&str, Option<Kind>); 6] = [
     ("kafka", Some(Kind::Kafka)),
 ];
 
+/// Backends whose own issue is still open. Their tests and their suite run and are shown, with what fails; they do not decide
+/// the verdict yet. A backend leaves this list when its issue is resolved.
+const OPEN: [&str; 5] = ["redis", "redis-pubsub", "amqp", "amqp-classic", "kafka"];
+
+/// The crates of those.
+const OPEN_CRATES: [&str; 3] = ["mq-redis", "mq-amqp", "mq-kafka"];
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
     let begun = Instant::now();
     let everything = features::everything()?;
     mq_testbed::sweep();
     // Downloading waits for the network, building for the processor.
-    let download = thread::spawn(|| {
-        let ours: Vec<Kind> =
-            Kind::ALL.into_iter().filter(|kind| std::env::var_os(kind.variable()).is_none()).collect();
-        mq_testbed::provide(&ours, |line| println!("{line}"))
-    });
+    let wants: Vec<Want> = Kind::ALL.into_iter().map(Want::Single).collect();
+    let mut wanted = wants.clone();
+    if args.full {
+        wanted.extend(Version::ALL.into_iter().map(Want::Version));
+    }
+    let download = thread::spawn(move || mq_testbed::provide(&wanted, |line| println!("{line}")));
 
     let mut reports = in_turn(vec![
         Step::cargo("format", &["fmt", "--all", "--check"]),
@@ -51,15 +59,15 @@ pub(crate) fn run(args: Args) -> Outcome {
     ]);
 
     download.join().map_err(|_| "the thread that installs servers panicked")??;
-    let fleet = Fleet::start(&Kind::ALL, Folder::for_run()?);
+    let fleet = Fleet::start(&wants, Folder::for_run()?);
     let mut missing = Vec::new();
     for entry in fleet.entries() {
         match &entry.origin {
             Origin::Missing(problem) => {
-                println!("missing {}: {problem}", entry.kind);
-                missing.push(entry.kind);
+                println!("missing {}: {problem}", entry.want.name());
+                missing.push(entry.want);
             }
-            origin => println!("server {} {}: {origin:?}", entry.kind, entry.url.as_deref().unwrap_or_default()),
+            origin => println!("server {} {}: {origin:?}", entry.want.name(), entry.url.as_deref().unwrap_or_default()),
         }
     }
     let skips = SkipFile::new()?;
@@ -70,7 +78,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         step.env("MQ_TEST_SKIPS", skips.0.display().to_string())
     };
 
-    let mut tests = Step::cargo("tests", &["test", "--no-fail-fast"]).args(everything);
+    let mut tests = Step::cargo("tests", &["test", "--no-fail-fast"]).args(everything).open(&OPEN_CRATES);
     if args.full {
         tests = tests.args(["--", "--include-ignored"]);
     }
@@ -82,22 +90,34 @@ pub(crate) fn run(args: Args) -> Outcome {
         reports.extend(in_turn(each_feature_alone()?));
     }
     drop(fleet);
+    if args.full {
+        for version in Version::ALL {
+            reports.extend(on_version(version, &mut missing)?);
+        }
+    }
     finish(&args, reports, &missing, &skips.read(), begun)
 }
 
-/// Conformance, faults and whatever else other commands of this program test, as far as they exist.
-fn suites(args: &Args, missing: &[Kind]) -> Vec<Step> {
-    let length = if args.full { "--long" } else { "--short" };
-    let mut steps = Vec::new();
+/// Conformance of every backend whose server is there, with the server it needs.
+fn suites_of_conformance(missing: &[Want]) -> Vec<(Option<Kind>, Step)> {
     let stubs = features::stubs();
+    let mut steps = Vec::new();
     for (backend, kind) in BACKENDS {
         let is_stub = stubs.iter().any(|stub| backend.starts_with(stub));
         if has_command("conformance") && is_stub {
-            steps.push(Step::not_built(backend, "conformance"));
-        } else if has_command("conformance") && !kind.is_some_and(|kind| missing.contains(&kind)) {
-            steps.push(Step::xtask(backend, "conformance", &["conformance", backend]));
+            steps.push((kind, Step::not_built(backend, "conformance")));
+        } else if has_command("conformance") && !kind.is_some_and(|kind| missing.contains(&Want::Single(kind))) {
+            let step = Step::xtask(backend, "conformance", &["conformance", backend]);
+            steps.push((kind, if OPEN.contains(&backend) { step.limit(8).open(&[]) } else { step }));
         }
     }
+    steps
+}
+
+/// Conformance, faults and whatever else other commands of this program test, as far as they exist.
+fn suites(args: &Args, missing: &[Want]) -> Vec<Step> {
+    let length = if args.full { "--long" } else { "--short" };
+    let mut steps: Vec<Step> = suites_of_conformance(missing).into_iter().map(|(_, step)| step).collect();
     for command in ["planted", "sim"] {
         if has_command(command) {
             steps.push(Step::xtask("memory", command, &[command]));
@@ -107,11 +127,30 @@ fn suites(args: &Args, missing: &[Kind]) -> Vec<Step> {
     for (subject, kind) in faults::subjects() {
         // The raw clients prove that the faults bite; a backend's own run takes as long again, and is for `--full`.
         let now = args.full || subject.starts_with("raw-");
-        if now && !missing.contains(&kind) {
+        if now && !missing.contains(&Want::Single(kind)) {
             steps.push(Step::xtask(subject, "faults", &["faults", subject, length]));
         }
     }
     steps
+}
+
+/// The conformance of every backend of that server on another version of it.
+fn on_version(version: Version, missing: &mut Vec<Want>) -> Result<Vec<Report>, Problem> {
+    let want = Want::Version(version);
+    let fleet = Fleet::start(&[want], Folder::for_run()?);
+    let Some((_, url)) = fleet.variables().into_iter().next() else {
+        missing.push(want);
+        return Ok(Vec::new());
+    };
+    let steps = suites_of_conformance(&[]).into_iter().filter(|(kind, _)| *kind == Some(version.kind()));
+    Ok(in_turn(
+        steps
+            .map(|(_, mut step)| {
+                step.suite = format!("on {}", version.name());
+                step.env(version.kind().variable(), url.clone())
+            })
+            .collect(),
+    ))
 }
 
 /// Runs every example of the facade, as `cargo test` built it. One that says that it runs "until Ctrl-C" gets that, and
@@ -163,17 +202,24 @@ impl SkipFile {
     }
 }
 
-fn finish(args: &Args, reports: Vec<Report>, missing: &[Kind], skips: &[String], begun: Instant) -> Outcome {
+fn finish(args: &Args, reports: Vec<Report>, missing: &[Want], skips: &[String], begun: Instant) -> Outcome {
     let mut sum = tally::table(&reports);
     println!("wall time {:.0} s", begun.elapsed().as_secs_f64());
     for skip in skips {
         println!("skipped: {skip}");
     }
-    for kind in missing {
-        println!("skipped: everything on {kind}, which is missing");
+    for want in missing {
+        println!("skipped: everything on {}, which is missing", want.name());
     }
     let skipped = skips.len() + missing.len();
     sum.skipped += u64::try_from(skipped).unwrap_or(u64::MAX);
+    if sum.open > 0 {
+        println!(
+            "{} failures in backends whose issue is still open (shown above, not judged): {}",
+            sum.open,
+            OPEN.join(", ")
+        );
+    }
     if sum.left_for_full > 0 {
         println!("{} tests are marked as long and run with --full", sum.left_for_full);
     }
@@ -210,6 +256,7 @@ fn write_report(reports: &[Report], sum: Count) -> Result<(), Problem> {
                 "passed": count.passed,
                 "failed": count.failed,
                 "skipped": count.skipped,
+                "open": count.open,
                 "unsupported": count.unsupported,
                 "not_built": count.not_built,
                 "seconds": took.as_secs_f64(),

@@ -434,7 +434,8 @@ async fn use_and_close(t: &Test, cut: bool) -> Check {
         drop(receiver);
     }
     let report = c.broker.close(t.pace().drain).await;
-    ensure!(report.leaked == 0 && report.abandoned == 0, "closing the connection: {report:?}");
+    // What was in hand over the cut may go back by takeover, when the close comes before the next session.
+    ensure!((cut || report.leaked == 0) && report.abandoned == 0, "closing the connection: {report:?}");
     member.has_ended().await
 }
 

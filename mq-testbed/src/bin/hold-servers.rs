@@ -2,11 +2,11 @@
 
 use std::io::Read;
 
-use mq_testbed::{Fleet, Folder, Kind, Problem};
+use mq_testbed::{Fleet, Folder, Problem, Want};
 
 fn main() -> Result<(), Problem> {
-    let kinds: Vec<Kind> = std::env::args().skip(1).filter_map(|name| Kind::named(&name)).collect();
-    let fleet = Fleet::start(&kinds, Folder::for_run()?);
+    let wants: Vec<Want> = std::env::args().skip(1).filter_map(|name| Want::named(&name)).collect();
+    let fleet = Fleet::start(&wants, Folder::for_run()?);
     println!("{} up", fleet.entries().iter().filter(|entry| entry.url.is_some()).count());
     let mut word = [0];
     let heard = std::io::stdin().read(&mut word).unwrap_or(0);

@@ -1,0 +1,81 @@
+//! A private RabbitMQ and its command line.
+
+use mq_api::Broker;
+use mq_testbed::{RabbitOptions, Server};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) struct Rabbit {
+    server: Server,
+}
+
+impl Rabbit {
+    pub(crate) fn start(options: RabbitOptions) -> Self {
+        Self { server: options.start().expect("a RabbitMQ: `cargo xtask brokers up` once") }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.server.url()
+    }
+
+    pub(crate) async fn connect(&self, parameters: &str) -> Arc<dyn Broker> {
+        mq_amqp::connect(&format!("{}?{parameters}", self.url())).await.unwrap()
+    }
+
+    /// A connection and a channel of another program.
+    pub(crate) async fn raw(&self) -> (lapin::Connection, lapin::Channel) {
+        let connection = lapin::Connection::connect(&self.url(), lapin::ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        (connection, channel)
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.server.stop().unwrap();
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.server.restart().unwrap();
+    }
+
+    pub(crate) fn kill_and_restart(&mut self) {
+        self.server.kill().unwrap();
+        self.server.restart().unwrap();
+    }
+
+    pub(crate) fn stop_and_restart(&mut self) {
+        self.server.stop().unwrap();
+        self.server.restart().unwrap();
+    }
+
+    pub(crate) fn freeze(&mut self, time: Duration) {
+        self.server.freeze().unwrap();
+        std::thread::sleep(time);
+        self.server.thaw().unwrap();
+    }
+
+    /// Runs `rabbitmqctl`, with the environment that the server runs in.
+    pub(crate) fn control(&self, words: &[&str]) {
+        let pid = self.server.pid().expect("it runs");
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+        let variables = environment.split(|b| *b == 0).filter_map(|v| std::str::from_utf8(v).ok()?.split_once('='));
+        let output = Command::new(program())
+            .arg("-q")
+            .args(words)
+            .env_clear()
+            .envs(variables)
+            .env("PATH", std::env::var("PATH").unwrap_or_default())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    }
+}
+
+/// Not the installed wrapper, which changes the user.
+fn program() -> PathBuf {
+    let roots = [mq_testbed::root().join("cache"), "/usr/lib/rabbitmq/lib".into()];
+    let homes = roots.iter().filter_map(|root| std::fs::read_dir(root).ok()).flatten().flatten();
+    let mut found = homes.map(|home| home.path().join("sbin/rabbitmqctl")).filter(|path| path.exists());
+    found.next().expect("rabbitmqctl")
+}
