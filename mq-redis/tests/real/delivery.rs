@@ -131,7 +131,7 @@ async fn a_topic_in_log_mode_is_replayed() {
     let trimmed = Subscription::group("trimmed", "g").start(Start::Replay(ReplayFrom::Earliest));
     let error = broker.subscribe(trimmed).await.err().unwrap();
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("log mode"), "{error}");
-    drop(broker.close(Duration::from_secs(1)).await);
+    let _ = broker.close(Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn nothing_made_is_left_behind_by_delete() {
     assert!(broker.admin().delete_topic(&TOPIC.into()).await.unwrap());
     let keys: Vec<String> = ask(&mut raw(&server), &["KEYS", "*"]);
     assert!(keys.iter().all(|k| k.contains("..dlq")), "{keys:?}");
-    drop(broker.close(Duration::from_secs(1)).await);
+    let _ = broker.close(Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
