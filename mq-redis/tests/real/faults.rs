@@ -1,8 +1,6 @@
 //! Faults with messages in flight.
 
-use crate::rig::{
-    Counting, LEASE, TOPIC, all, ask, close, label, load, next, open, pending, quiet, raw, server, sub,
-};
+use crate::rig::{Counting, LEASE, TOPIC, all, ask, close, label, load, next, open, pending, quiet, raw, server, sub};
 use futures_util::future::join_all;
 use mq_api::{BrokerExt, ConsumerExt, ErrorKind, Event, Message, Outcome, ProducerSpec, Settled};
 use mq_testbed::Kind;
