@@ -313,7 +313,29 @@ impl<'a> Declarer<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::Place;
+    use super::{Place, delay_arguments, group_arguments};
+    use crate::options::GroupOptions;
+    use crate::url::QueueType;
+    use lapin::types::AMQPValue;
+    use std::time::Duration;
+
+    #[test]
+    fn queues_have_a_limit_that_is_never_reached_and_a_net() {
+        let table = group_arguments(QueueType::Quorum, "t..g..dlq", &GroupOptions::default());
+        let argument = |name: &str| table.inner().get(name).cloned();
+        // RabbitMQ 4 would drop after 20, 3.10 drops all with -1.
+        assert_eq!(argument("x-delivery-limit"), Some(AMQPValue::LongLongInt(1_000_000)));
+        assert_eq!(argument("x-dead-letter-routing-key"), Some(super::text("t..g..dlq")));
+        assert_eq!(argument("x-dead-letter-strategy"), Some(super::text("at-least-once")));
+        let classic = group_arguments(QueueType::Classic, "t..g..dlq", &GroupOptions::default());
+        assert!(!classic.contains_key("x-delivery-limit"), "classic queues refuse it");
+    }
+
+    #[test]
+    fn delay_queues_never_expire_with_messages_inside() {
+        let table = delay_arguments("t..g", Duration::from_secs(1));
+        assert!(!table.contains_key("x-expires") && table.contains_key("x-message-ttl"));
+    }
     use mq_api::{Group, Topic};
 
     #[test]

@@ -149,6 +149,24 @@ async fn a_deleted_queue_is_made_again_and_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_whose_queue_is_gone_are_not_lost() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = broker.producer(ProducerSpec::new("t").group("g")).await.unwrap();
+    let mut consumer = broker.subscribe(Subscription::group("t", "g")).await.unwrap();
+    let (_raw, channel) = rabbit.raw().await;
+    channel.queue_delete("t..g..dlq".into(), QueueDeleteOptions::default()).await.unwrap();
+    producer.send(Message::new("bad")).await.unwrap();
+    // Returned to us, made again, written again; the original stays until then.
+    assert!(next(&mut consumer).await.dead_letter("bad").await.is_ok());
+    let letters = broker.admin().dead_letters(&"t".into(), &"g".into(), 10).await.unwrap();
+    assert_eq!(letters.iter().map(|l| l.message.payload_bytes()).collect::<Vec<_>>(), [b"bad"]);
+    let backlog = broker.admin().backlog(&"t".into(), &"g".into()).await.unwrap();
+    assert!(backlog.ready.admits(0), "{backlog:?}");
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_missing_exchange_closes_the_channel_and_is_made_again() {
     let rabbit = Rabbit::start(RabbitOptions::default());
     let broker = rabbit.connect("").await;

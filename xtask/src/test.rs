@@ -43,6 +43,10 @@ pub(crate) fn run(args: Args) -> Outcome {
     let begun = Instant::now();
     let everything = features::everything()?;
     mq_testbed::sweep();
+    if let Err(problem) = mq_testbed::provide_for_build(|line| println!("{line}")) {
+        // The build may still pass, with an OpenSSL that pkg-config does not know.
+        println!("{problem}");
+    }
     // Downloading waits for the network, building for the processor.
     let wants: Vec<Want> = Kind::ALL.into_iter().map(Want::Single).collect();
     let mut wanted = wants.clone();

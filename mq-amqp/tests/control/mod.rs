@@ -11,6 +11,7 @@ pub(crate) struct Rabbit {
     server: Server,
 }
 
+#[allow(dead_code)] // Each test file uses a part of it.
 impl Rabbit {
     pub(crate) fn start(options: RabbitOptions) -> Self {
         Self { server: options.start().expect("a RabbitMQ: `cargo xtask brokers up` once") }
