@@ -1,4 +1,69 @@
-//! The Kafka backend of the anymq messaging library.
+//! The Kafka backend of the anymq messaging library, over librdkafka.
+//!
+//! # URL
+//!
+//! `kafka://[user:password@]host[:port][,host[:port]…][?parameters]`; `kafkas://` is TLS. Parameters that are not known are
+//! errors that name the allowed ones.
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `connect_timeout` | how long a broker that is down is waited for; default 30 s |
+//! | `partitions` | of topics that have to be made; default 12, because adding some later moves keys |
+//! | `replication` | copies of topics that have to be made; default -1, the cluster's own |
+//! | `min_session` | shortest session that the brokers allow; default 6 s, as theirs |
+//! | `sasl` | `plain` (default with a user), `scram-sha-256`, `scram-sha-512`, `oauthbearer` |
+//! | `ca`, `cert`, `key`, `key_password` | files for TLS |
+//! | `client_id`, `rack`, `instance_id`, `group_protocol`, `compression`, `address_family` | as librdkafka knows them |
+//! | `librdkafka.<property>` | passed through; those that would break the contract are refused by name |
+//!
+//! SCRAM, OAUTHBEARER and TLS need the feature `tls` or `tls-vendored`. All three are untried, and so are `zstd`, `gssapi`,
+//! `instance_id` and `group_protocol=consumer`: no test runs them.
+//!
+//! # Mapping
+//!
+//! A topic is a topic. A group of a topic is the consumer group `{topic}..{group}`, so that groups of one name on other topics
+//! neither rebalance it nor are deleted with it; groups of native topics keep their plain name. Dead letters are the topic
+//! `{topic}..{group}..dlq` (one partition, kept 14 days), long retries the topics `{topic}..{group}..retry…` with a consumer
+//! group of their own. Ids, content types and retry data travel in headers that start with `mq-`.
+//!
+//! # Delivery
+//!
+//! One thread per subscription polls partitions by credit, a second one commits. A commit carries the contiguous prefix, and in
+//! its metadata what was acknowledged beyond it, attempts, trials of crash suspects and how often a stretch was taken by
+//! members that died. An awaited ack forces its commit; others are committed within a second or 5,000. Nothing is handed out
+//! before a commit says that it may be. Broadcast reads every partition from its end, without a group.
+//!
+//! # Ordering
+//!
+//! A partition has one owner, a key one partition (murmur2, as the Java client). Under `PerKey` one message of a key is out at
+//! a time and retries keep their place. The epoch of a delivery is the generation of the group.
+//!
+//! # Redelivery
+//!
+//! Delays up to 30 s are held in memory within `max_parked`; longer ones, and those past the bound, are copied to the retry
+//! topics and the original is acknowledged once the copy is confirmed. Under `PerKey` all are held in memory. Attempt numbers
+//! are "at least". The lease is the session time-out.
+//!
+//! # Reconnect
+//!
+//! librdkafka reconnects; health says `Reconnecting` meanwhile. What it calls fatal, and a topic that is gone, ends the
+//! session, which is made anew. Messages are handed to librdkafka only while a broker can be reached.
+//!
+//! # Native access
+//!
+//! `Topic::native` takes topics as they are. `native("librdkafka.<property>", ..)` on a subscription or producer passes a
+//! property for it alone.
+//!
+//! # Limits
+//!
+//! * A group that has members cannot be deleted or moved.
+//! * Retention by number of messages, or of what is unhandled only, is refused: a topic keeps by age.
+//! * While a partition that moves is waited for (a delivery in hand), others of the same revocation wait too: at most 10 s,
+//!   under `PerKey` 200 s.
+//! * A broadcast does not see partitions that are added while it runs.
+//! * Redriven messages come by the retry topic: under `PerKey` beside later messages of their key.
+//! * `Admin::pending` lists deliveries of this connection only, and backlog counts are upper bounds.
+//! * Brokers do not tell their version; `Capabilities::server` names the cluster's id.
 
 mod admin;
 mod broadcast;

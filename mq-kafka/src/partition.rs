@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 pub(crate) const TURN: usize = 256;
 /// How far messages may be handed out beyond the last commit while members of this group die: few enough that suspects are
 /// found soon, enough that a commit is not needed for each.
-const CAREFUL: u64 = 256;
+const CAREFUL: u64 = 32;
 
 struct Fetched {
     offset: u64,

@@ -337,7 +337,8 @@ pub(crate) fn patient<T>(mut what: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match what() {
             Err(error)
-                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Disconnected) && Instant::now() < until =>
+                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Disconnected)
+                    && Instant::now() < until =>
             {
                 std::thread::sleep(Duration::from_millis(50));
             }

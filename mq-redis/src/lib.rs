@@ -1,4 +1,63 @@
-//! The Redis backend of the anymq messaging library.
+//! The Redis backend of the anymq messaging library: Streams with groups, and Pub/Sub. Redis 7.0 or later, or Valkey.
+//!
+//! # URL
+//!
+//! `redis://`, `rediss://` (TLS) and `redis+unix:///path` are Streams; `redis+pubsub://`, `rediss+pubsub://` and
+//! `redis+pubsub+unix://` are Pub/Sub. `[user[:password]@]host[:port][,host[:port]..][/database]`; with several hosts the first
+//! master is taken. Unknown parameters and values of the wrong type are errors.
+//!
+//! | parameter | default | meaning |
+//! |---|---|---|
+//! | `connect_timeout` | `30s` | how long a server that is down is waited for at start |
+//! | `response_timeout` | `15s` | time without an answer after which a connection counts as lost |
+//! | `wait`, `wait_timeout` | `0` (Sentinel: `1`), `1s` | replicas that must have a send, and how long they may take; unmet is an unknown outcome |
+//! | `sentinel`, `sentinel_user`, `sentinel_password` | | the hosts are Sentinels of the master of this name |
+//! | `ca`, `cert`, `key` | system roots | PEM files for `rediss` |
+//! | `db`, `name` | `0`, `anymq` | database, name in `CLIENT LIST` |
+//!
+//! # Mapping
+//!
+//! A topic is the stream of its name. What the library makes beside it shares its slot: `{orders}..meta` (retention),
+//! `{orders}..billing..due` (delayed entries by time), `..tries` (attempts), `..dlq` (dead letters), `..again` (redriven, read
+//! by this group only). The wire format is two fields, `mq` and `p`. Entries of other programs are delivered as their fields in
+//! a JSON object, or as the value of `payload` if that is the only field. On Pub/Sub a topic is a channel.
+//!
+//! # Delivery
+//!
+//! Groups read with blocking `XREADGROUP` on a connection of their own, which is never cancelled. Sends are pipelines of at most
+//! 500 `XADD`, four in flight. Broadcast reads the stream from its end, at most once. A confirmed send is at level `Disk` with
+//! `appendfsync always`, `Replicated` with `wait`, else `Memory`.
+//!
+//! Retention removes what all groups handled, at most 1,000,000 entries a topic, then sends are `Full`. `Retention::Log` keeps by
+//! count or age, and is needed for replay. A delayed entry keeps what came after it from being removed.
+//!
+//! # Ordering
+//!
+//! One producer's messages of a key are stored in order. Members of a group read side by side, so `PerKey` is refused.
+//!
+//! # Redelivery
+//!
+//! A delayed or released entry stays in the pending list, owned by the pseudo consumer `~parked`, with an index of due times: losing the
+//! index only makes it come after a lease. Retries, releases and dead letters are one script that checks owner and count of takes.
+//! An acknowledgement is a plain `XACK` while the lease is certain, that script otherwise. Leases are renewed every third of a
+//! lease on the library's own thread. Attempts are counted when they are settled, so a crash may not be counted.
+//!
+//! # Reconnect
+//!
+//! Any loss ends the session, fences its handles and attaches again. A group that is gone is made again at the lowest id it had not
+//! settled, at the beginning if the stream is new, and reported as one `Gap`. A member that comes back takes over its own
+//! pending entries at once.
+//!
+//! # Native access
+//!
+//! `Topic::native` takes an existing stream as it is: nothing is put beside it unless retention is asked for. Producers take
+//! `native("fields", "plain")`: one readable field per part (on Pub/Sub: the payload alone). Pub/Sub subscriptions take
+//! `native("pattern", "true")`; the header `mq-channel` then names the channel.
+//!
+//! # Limits
+//!
+//! No partitions and no order per key. Pub/Sub stores nothing: no groups, settling, retries, dead letters, replay or backlog. On a
+//! Cluster `PUBLISH` counts the receivers of one node. Settlements are not waited for with `WAIT`.
 
 mod admin;
 mod answer;

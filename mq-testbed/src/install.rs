@@ -42,6 +42,28 @@ pub(crate) fn provide(kinds: &[Kind], mut say: impl FnMut(&str)) -> Result<()> {
     Ok(())
 }
 
+/// Installs what building the whole workspace needs beside a C toolchain, as far as it is missing and this machine
+/// allows: OpenSSL for librdkafka's TLS, and its command line tool for tests of TLS.
+///
+/// # Errors
+/// What to install by hand.
+pub fn provide_for_build(mut say: impl FnMut(&str)) -> Result<()> {
+    let mut wanted = Vec::new();
+    if programs::on_path("pkg-config").is_none() {
+        wanted.push("pkg-config");
+    }
+    let found = Command::new("pkg-config").args(["--exists", "openssl"]).status();
+    if !found.is_ok_and(|status| status.success()) {
+        wanted.push("libssl-dev");
+    }
+    for program in ["openssl", "make"] {
+        if programs::on_path(program).is_none() {
+            wanted.push(program);
+        }
+    }
+    install_packages(&wanted, &mut say)
+}
+
 fn packages(kinds: &[Kind], say: &mut impl FnMut(&str)) -> Result<()> {
     let mut wanted: Vec<&str> = Vec::new();
     for kind in kinds {
@@ -60,6 +82,10 @@ fn packages(kinds: &[Kind], say: &mut impl FnMut(&str)) -> Result<()> {
             _ => {}
         }
     }
+    install_packages(&wanted, say)
+}
+
+fn install_packages(wanted: &[&str], say: &mut impl FnMut(&str)) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }

@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{Problem, Result, eventually, table};
 
@@ -214,6 +214,39 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// What [`send`] sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Knock {
+    /// Ctrl-C.
+    Interrupt,
+    /// `kill -9`.
+    Kill,
+}
+
+impl Knock {
+    fn signal(self) -> Signal {
+        match self {
+            Self::Interrupt => Signal::INT,
+            Self::Kill => Signal::KILL,
+        }
+    }
+}
+
+/// Sends a signal to a process; one that is gone already needs none. Not by the program `kill`, which small systems
+/// lack.
+pub fn send(process: u32, knock: Knock) {
+    if let Some(pid) = i32::try_from(process).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, knock.signal());
+    }
+}
+
+/// As [`send`], to a process group.
+pub fn send_to_group(leader: u32, knock: Knock) {
+    if let Some(pid) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(pid, knock.signal());
     }
 }
 

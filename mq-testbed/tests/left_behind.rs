@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mq_testbed::{Kind, eventually, root, running, shortage, skip, sweep};
+use mq_testbed::{Kind, Knock, eventually, root, running, send, shortage, skip, sweep};
 
 struct Holder {
     child: Child,
@@ -55,16 +55,15 @@ impl Holder {
         assert!(!self.runs.exists());
     }
 
-    fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+    fn send(&self, knock: Knock) {
+        send(self.child.id(), knock);
     }
 }
 
 #[test]
 fn after_kill_9() {
     if let Some(holder) = Holder::start() {
-        holder.signal("-KILL");
+        holder.send(Knock::Kill);
         holder.all_gone();
     }
 }
@@ -72,7 +71,7 @@ fn after_kill_9() {
 #[test]
 fn after_ctrl_c() {
     if let Some(holder) = Holder::start() {
-        holder.signal("-INT");
+        holder.send(Knock::Interrupt);
         holder.all_gone();
     }
 }

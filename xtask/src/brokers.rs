@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Subcommand;
-use mq_testbed::{Entry, Fleet, Folder, Formation, Kind, Origin, Problem, Version, Want};
+use mq_testbed::{Entry, Fleet, Folder, Formation, Kind, Knock, Origin, Problem, Version, Want};
 use serde_json::{Value, json};
 
 use crate::{Outcome, containers};
@@ -199,8 +199,8 @@ fn down() -> Outcome {
     if mq_testbed::is_same(&owner) {
         let pid = owner.split('@').next().unwrap_or_default();
         // Not a clean stop: the data is removed anyway, and this way it takes no time.
-        let killed = Command::new("kill").args(["-KILL", pid]).status().map_err(Problem::during("run kill"))?;
-        if !killed.success() || !mq_testbed::eventually(Duration::from_secs(10), || !mq_testbed::is_same(&owner)) {
+        mq_testbed::send(pid.parse().unwrap_or(0), Knock::Kill);
+        if !mq_testbed::eventually(Duration::from_secs(10), || !mq_testbed::is_same(&owner)) {
             return Err(format!("the keeper, process {pid}, does not end; was it started by another user?"));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mq_testbed::checker::Promises;
 use mq_testbed::trial::{Bed, Client, Fault, Measure, Outcome as Trial};
@@ -38,9 +38,14 @@ struct Subject {
     program: &'static str,
     args: &'static [&'static str],
     promises: Promises,
+    /// Seconds until fetching again, at most.
+    bound: u64,
 }
 
 /// Everything that can be put under faults: the raw clients, then the backends of anymq.
+///
+/// The raw clients are tuned to notice a half-open line within 3 s; anymq runs with its defaults, which have to wait
+/// longer before they call a silent broker dead.
 const SUBJECTS: [Subject; 6] = [
     Subject {
         name: "raw-redis",
@@ -48,6 +53,7 @@ const SUBJECTS: [Subject; 6] = [
         program: "testbed-raw",
         args: &["redis"],
         promises: Promises { ordered: false, one_owner: true },
+        bound: 20,
     },
     Subject {
         name: "raw-amqp",
@@ -55,6 +61,7 @@ const SUBJECTS: [Subject; 6] = [
         program: "testbed-raw",
         args: &["amqp"],
         promises: Promises { ordered: false, one_owner: true },
+        bound: 20,
     },
     Subject {
         name: "raw-kafka",
@@ -62,6 +69,7 @@ const SUBJECTS: [Subject; 6] = [
         program: "testbed-raw",
         args: &["kafka"],
         promises: Promises { ordered: true, one_owner: true },
+        bound: 20,
     },
     Subject {
         name: "redis",
@@ -69,6 +77,7 @@ const SUBJECTS: [Subject; 6] = [
         program: "testbed-client",
         args: &[],
         promises: Promises { ordered: false, one_owner: true },
+        bound: 45,
     },
     Subject {
         name: "amqp",
@@ -76,6 +85,7 @@ const SUBJECTS: [Subject; 6] = [
         program: "testbed-client",
         args: &[],
         promises: Promises { ordered: false, one_owner: true },
+        bound: 45,
     },
     Subject {
         name: "kafka",
@@ -83,6 +93,7 @@ const SUBJECTS: [Subject; 6] = [
         program: "testbed-client",
         args: &[],
         promises: Promises { ordered: true, one_owner: true },
+        bound: 45,
     },
 ];
 
@@ -162,7 +173,8 @@ fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> 
     );
     for fault in faults {
         sum.faults += 1;
-        match bed.run(&client, fault, Measure::default(), &folder) {
+        let measure = Measure { bound: Duration::from_secs(subject.bound), ..Measure::default() };
+        match bed.run(&client, fault, measure, &folder) {
             Ok(trial) => {
                 row(&trial);
                 sum.lost += trial.verdict.lost.len();

@@ -8,6 +8,8 @@ use std::io::{BufRead, Write};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
+use mq_testbed::Knock;
+
 use crate::Outcome;
 
 /// Arguments of the hidden `cargo xtask guard`.
@@ -24,18 +26,12 @@ pub(crate) fn run(_: Args) -> Outcome {
             _ => false,
         };
     }
-    for group in groups {
-        end_group(&group);
+    for group in groups.iter().filter_map(|group| group.parse().ok()) {
+        mq_testbed::send_to_group(group, Knock::Kill);
     }
     // The servers ended with their parents; this removes their folders.
     mq_testbed::sweep();
     Ok(())
-}
-
-/// Ends a whole process group at once.
-pub(crate) fn end_group(group: &str) {
-    // Fails when the group is gone already, which is what is wanted.
-    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).stderr(Stdio::null()).status();
 }
 
 static PIPE: Mutex<Option<ChildStdin>> = Mutex::new(None);
@@ -66,7 +62,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        end_group(&self.0.to_string());
+        mq_testbed::send_to_group(self.0, Knock::Kill);
         tell('-', self.0);
     }
 }

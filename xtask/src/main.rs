@@ -10,10 +10,13 @@
 mod bench;
 mod brokers;
 mod build_program;
+mod conformance;
 mod containers;
 mod faults;
 mod features;
 mod guard;
+mod planted;
+mod sim;
 mod steps;
 mod tally;
 mod test;
@@ -41,11 +44,17 @@ enum Command {
     Bench(bench::Args),
     /// Start, list and end the real servers that the tests use.
     Brokers(brokers::Args),
+    /// Run the conformance suite on a backend.
+    Conformance(conformance::Args),
     /// Run a workload under faults and check its history.
     Faults(faults::Args),
     /// Ends what a killed xtask left running; started by `test` itself.
     #[command(hide = true)]
     Guard(guard::Args),
+    /// Make every mistake that the suite is said to notice.
+    Planted(planted::Args),
+    /// Run a random workload under seeded faults and judge it.
+    Sim(sim::Args),
     /// Everything that has to hold before a change is merged; CI runs this.
     Test(test::Args),
 }
@@ -54,8 +63,11 @@ fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Bench(args) => bench::run(args),
         Command::Brokers(args) => brokers::run(args),
+        Command::Conformance(args) => conformance::run(args),
         Command::Faults(args) => faults::run(args),
         Command::Guard(args) => guard::run(args),
+        Command::Planted(args) => planted::run(args),
+        Command::Sim(args) => sim::run(args),
         Command::Test(args) => test::run(args),
     }
 }

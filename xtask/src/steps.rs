@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mq_testbed::Problem;
+use mq_testbed::{Knock, Problem};
 
 use crate::guard::Guarded;
 use crate::tally::Count;
@@ -167,8 +167,7 @@ impl Step {
         let ended = mq_testbed::until("the step's end", self.limit, || {
             if interrupt.is_some_and(|after| begun.elapsed() >= after) {
                 interrupt = None;
-                // Fails when it has ended by itself, which its status tells.
-                let _ = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+                mq_testbed::send(child.id(), Knock::Interrupt);
             }
             child.try_wait().transpose()
         });

@@ -43,6 +43,10 @@ pub(crate) fn run(args: Args) -> Outcome {
     let begun = Instant::now();
     let everything = features::everything()?;
     mq_testbed::sweep();
+    if let Err(problem) = mq_testbed::provide_for_build(|line| println!("{line}")) {
+        // The build may still pass, with an OpenSSL that pkg-config does not know.
+        println!("{problem}");
+    }
     // Downloading waits for the network, building for the processor.
     let wants: Vec<Want> = Kind::ALL.into_iter().map(Want::Single).collect();
     let mut wanted = wants.clone();
@@ -123,6 +127,7 @@ fn suites(args: &Args, missing: &[Want]) -> Vec<Step> {
             steps.push(Step::xtask("memory", command, &[command]));
         }
     }
+    steps.push(Step::xtask("workspace", "capability table", &["conformance", "--check-table"]));
     for (subject, kind) in faults::subjects() {
         // The raw clients prove that the faults bite; a backend's own run takes as long again, and is for `--full`.
         let now = args.full || subject.starts_with("raw-");

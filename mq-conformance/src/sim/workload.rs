@@ -226,22 +226,17 @@ async fn finish(world: &Arc<World>, connection: &dyn Broker) -> Result<()> {
     for group in GROUPS {
         let name = format!("{group}-last");
         let mut consumer = connection.subscribe(world.subscription(group, &name)).await?;
-        loop {
-            while let Ok(next) = tokio::time::timeout(QUIET, consumer.recv()).await {
-                let Some(delivery) = next? else { break };
-                let held = receive(world, group, delivery);
-                let Some(delivery) = held.0.lock().take() else { continue };
-                let place: Place = (delivery.partition().unwrap_or(0), delivery.position());
-                let settled = delivery.ack().await;
-                world.book.lock().settled(group, place, Let::Acked, settled);
-            }
-            let left = connection.admin().backlog(&Topic::new("t"), &Group::new(group)).await?;
-            let none = left.ready.admits(0) && left.in_flight.admits(0) && left.delayed.admits(0);
-            if none {
-                break;
-            }
+        while let Ok(next) = tokio::time::timeout(QUIET, consumer.recv()).await {
+            let Some(delivery) = next? else { break };
+            let held = receive(world, group, delivery);
+            let Some(delivery) = held.0.lock().take() else { continue };
+            let place: Place = (delivery.partition().unwrap_or(0), delivery.position());
+            let settled = delivery.ack().await;
+            world.book.lock().settled(group, place, Let::Acked, settled);
+        }
+        let left = connection.admin().backlog(&Topic::new("t"), &Group::new(group)).await?;
+        if !(left.ready.admits(0) && left.in_flight.admits(0) && left.delayed.admits(0)) {
             world.book.lock().violation(format!("{group}: nothing comes, and the backlog is {left:?}"));
-            break;
         }
         consumer.control().close(Duration::from_secs(5)).await;
     }

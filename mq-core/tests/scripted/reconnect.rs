@@ -2,7 +2,7 @@
 
 use crate::handler::take;
 use crate::rig::{Rig, millis, secs, sub, until};
-use mq_api::{Consumer, ConsumerExt, ErrorKind, Failure, HealthState, Position, Settled};
+use mq_api::{Consumer, ErrorKind, Failure, HealthState, Position, Settled};
 use mq_core::Resume;
 
 async fn cut(rig: &Rig) {

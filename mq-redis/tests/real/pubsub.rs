@@ -29,8 +29,8 @@ async fn channels_and_patterns_come_and_go_live() {
         let delivery = next(consumer).await;
         assert_eq!((label(&delivery), delivery.headers.get_str("h")), ("m".to_owned(), Some("v")));
     }
-    drop(one.close(Duration::from_secs(1)).await);
-    drop(two.close(Duration::from_secs(1)).await);
+    let _ = one.close(Duration::from_secs(1)).await;
+    let _ = two.close(Duration::from_secs(1)).await;
     let left: Vec<redis::Value> = ask(&mut raw(&server), &["PUBSUB", "NUMSUB", "news.a"]);
     assert!(matches!(left[1], redis::Value::Int(0)), "{left:?}");
     let _: i64 = ask(&mut raw(&server), &["PUBLISH", "news.b", "plain text"]);

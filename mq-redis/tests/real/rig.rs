@@ -17,7 +17,7 @@ pub const LEASE: Duration = Duration::from_secs(1);
 /// A server of this test's own; `None` is noted as skipped.
 pub fn server(durable: bool, lines: &[&str]) -> Option<Server> {
     let lines = lines.iter().map(|l| (*l).to_owned()).collect();
-    match (RedisOptions { durable, lines }).start() {
+    match (RedisOptions { durable, lines, ..RedisOptions::default() }).start() {
         Ok(server) => Some(server),
         Err(problem) => {
             mq_testbed::skip(&problem.to_string());
@@ -86,6 +86,8 @@ impl Counting {
                         *all.lock().unwrap().entry(label(&delivery)).or_default() += 1;
                         drop(delivery.ack());
                     }
+                    // The connection was closed by the test.
+                    Ok(Ok(None)) => break,
                     Ok(other) => panic!("the consumer ended: {other:?}"),
                 }
             }
