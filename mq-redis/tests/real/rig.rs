@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
-pub const TOPIC: &str = "orders";
-pub const GROUP: &str = "billing";
+pub(crate) const TOPIC: &str = "orders";
+pub(crate) const GROUP: &str = "billing";
 /// Long enough for a busy machine, short enough to wait for.
-pub const LEASE: Duration = Duration::from_secs(1);
+pub(crate) const LEASE: Duration = Duration::from_secs(1);
 
 /// A server of this test's own; `None` is noted as skipped.
-pub fn server(durable: bool, lines: &[&str]) -> Option<Server> {
+pub(crate) fn server(durable: bool, lines: &[&str]) -> Option<Server> {
     let lines = lines.iter().map(|l| (*l).to_owned()).collect();
     match (RedisOptions { durable, lines, ..RedisOptions::default() }).start() {
         Ok(server) => Some(server),
@@ -26,16 +26,16 @@ pub fn server(durable: bool, lines: &[&str]) -> Option<Server> {
     }
 }
 
-pub async fn open(url: &str) -> Arc<dyn Broker> {
+pub(crate) async fn open(url: &str) -> Arc<dyn Broker> {
     mq_redis::connect(url).await.expect("a connection")
 }
 
 /// A connection that goes round the library.
-pub fn raw(server: &Server) -> redis::Connection {
+pub(crate) fn raw(server: &Server) -> redis::Connection {
     redis::Client::open(server.url()).expect("a URL").get_connection().expect("a connection")
 }
 
-pub fn ask<T: redis::FromRedisValue>(raw: &mut redis::Connection, words: &[&str]) -> T {
+pub(crate) fn ask<T: redis::FromRedisValue>(raw: &mut redis::Connection, words: &[&str]) -> T {
     let mut cmd = redis::cmd(words[0]);
     words[1..].iter().for_each(|w| {
         cmd.arg(*w);
@@ -43,18 +43,18 @@ pub fn ask<T: redis::FromRedisValue>(raw: &mut redis::Connection, words: &[&str]
     cmd.query(raw).unwrap_or_else(|e| panic!("{words:?}: {e}"))
 }
 
-pub fn sub() -> Subscription {
+pub(crate) fn sub() -> Subscription {
     Subscription::group(TOPIC, GROUP)
         .lease(LEASE)
         .retry(RetryPolicy::attempts(5).delays([Duration::from_millis(200)]).jitter(0.0))
 }
 
-pub fn label(delivery: &mq_api::Delivery) -> String {
+pub(crate) fn label(delivery: &mq_api::Delivery) -> String {
     String::from_utf8_lossy(delivery.payload_bytes()).into_owned()
 }
 
 /// Sends `n` messages, a hundred at a time, and says which were confirmed.
-pub fn load(producer: Arc<dyn Producer>, name: &'static str, n: usize) -> JoinHandle<Vec<String>> {
+pub(crate) fn load(producer: Arc<dyn Producer>, name: &'static str, n: usize) -> JoinHandle<Vec<String>> {
     tokio::spawn(async move {
         let mut confirmed = Vec::with_capacity(n);
         for first in (0..n).step_by(100) {
@@ -67,14 +67,14 @@ pub fn load(producer: Arc<dyn Producer>, name: &'static str, n: usize) -> JoinHa
 }
 
 /// Receives, acknowledges and counts until it is stopped.
-pub struct Counting {
+pub(crate) struct Counting {
     seen: Arc<Mutex<BTreeMap<String, u32>>>,
     stop: Arc<AtomicBool>,
     task: Option<JoinHandle<Box<dyn Consumer>>>,
 }
 
 impl Counting {
-    pub fn start(mut consumer: Box<dyn Consumer>) -> Self {
+    pub(crate) fn start(mut consumer: Box<dyn Consumer>) -> Self {
         let seen = Arc::new(Mutex::new(BTreeMap::new()));
         let stop = Arc::new(AtomicBool::new(false));
         let (all, end) = (seen.clone(), stop.clone());
@@ -96,12 +96,12 @@ impl Counting {
         Self { seen, stop, task: Some(task) }
     }
 
-    pub fn counts(&self) -> BTreeMap<String, u32> {
+    pub(crate) fn counts(&self) -> BTreeMap<String, u32> {
         self.seen.lock().unwrap().clone()
     }
 
     /// Waits until all of `labels` were seen.
-    pub async fn has_all(&self, labels: &[String], limit: Duration) {
+    pub(crate) async fn has_all(&self, labels: &[String], limit: Duration) {
         let until = Instant::now() + limit;
         loop {
             let missing: Vec<_> = {
@@ -117,7 +117,7 @@ impl Counting {
         }
     }
 
-    pub async fn stop(mut self) -> (BTreeMap<String, u32>, Box<dyn Consumer>) {
+    pub(crate) async fn stop(mut self) -> (BTreeMap<String, u32>, Box<dyn Consumer>) {
         self.stop.store(true, Ordering::Relaxed);
         let consumer = self.task.take().expect("runs").await.expect("no panic");
         (self.counts(), consumer)
@@ -125,20 +125,20 @@ impl Counting {
 }
 
 /// The next delivery, within a limit.
-pub async fn next(consumer: &mut Box<dyn Consumer>) -> mq_api::Delivery {
+pub(crate) async fn next(consumer: &mut Box<dyn Consumer>) -> mq_api::Delivery {
     let next = tokio::time::timeout(Duration::from_secs(20), consumer.recv()).await;
     next.expect("in time").expect("no error").expect("not closed")
 }
 
 /// Nothing comes for a while.
-pub async fn quiet(consumer: &mut Box<dyn Consumer>, limit: Duration) {
+pub(crate) async fn quiet(consumer: &mut Box<dyn Consumer>, limit: Duration) {
     if let Ok(more) = tokio::time::timeout(limit, consumer.recv()).await {
         panic!("more came: {more:?}");
     }
 }
 
 /// Pending entries of the group, as the server counts them.
-pub fn pending(raw: &mut redis::Connection) -> i64 {
+pub(crate) fn pending(raw: &mut redis::Connection) -> i64 {
     let summary: Vec<redis::Value> = ask(raw, &["XPENDING", TOPIC, GROUP]);
     match summary.first() {
         Some(redis::Value::Int(n)) => *n,
@@ -146,13 +146,13 @@ pub fn pending(raw: &mut redis::Connection) -> i64 {
     }
 }
 
-pub async fn close(broker: Arc<dyn Broker>) {
+pub(crate) async fn close(broker: Arc<dyn Broker>) {
     let report = broker.close(Duration::from_secs(5)).await;
     assert!(report.is_clean(), "{report:?}");
 }
 
 /// A broker with a producer and a member.
-pub async fn all(url: &str) -> (Arc<dyn Broker>, Arc<dyn Producer>, Box<dyn Consumer>) {
+pub(crate) async fn all(url: &str) -> (Arc<dyn Broker>, Arc<dyn Producer>, Box<dyn Consumer>) {
     let broker = open(url).await;
     let consumer = broker.subscribe(sub()).await.expect("a member");
     let producer = broker.producer(TOPIC).await.expect("a producer");
