@@ -91,6 +91,12 @@ pub trait Environment: Send + Sync {
     /// The times that fit this environment.
     fn pace(&self) -> Pace;
 
+    /// Whether the driver writes a settlement again until the broker answers, so that one whose first answer was lost may
+    /// still end confirmed. Then it is, and the message does not come again.
+    fn settles_until_answered(&self) -> bool {
+        false
+    }
+
     /// A new connection to the same broker, as another process would make it.
     ///
     /// # Errors

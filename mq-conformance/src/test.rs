@@ -65,6 +65,11 @@ impl Test {
         self.0.environment.pace()
     }
 
+    /// Whether settlements are written again until the broker answers.
+    pub fn settles_until_answered(&self) -> bool {
+        self.0.environment.settles_until_answered()
+    }
+
     /// Which clock the test runs on.
     pub fn clock(&self) -> Clock {
         self.0.clock

@@ -119,6 +119,11 @@ impl Environment for World {
         Pace::real()
     }
 
+    fn settles_until_answered(&self) -> bool {
+        // An offset that was not committed is committed again.
+        true
+    }
+
     async fn connect_with(&self, parameters: &[(&str, &str)]) -> Result<Connection> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let door = self.doors.lock().unwrap().pop();

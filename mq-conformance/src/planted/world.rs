@@ -71,6 +71,10 @@ impl Environment for FaultyWorld {
         Pace { patience: pace.patience / 4, ..pace }
     }
 
+    fn settles_until_answered(&self) -> bool {
+        self.inner.settles_until_answered()
+    }
+
     async fn connect_with(&self, parameters: &[(&str, &str)]) -> Result<Connection> {
         if self.is(Bug::ImpatientConnect) && self.state.away.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Unavailable, "the broker is away"));
