@@ -58,13 +58,15 @@ pub trait SendTable: Send + Sync {
 /// awaits is counted and shown by health.
 #[must_use = "a send is confirmed only when this was awaited and is `Ok`"]
 pub struct Sending {
-    ready: Option<SendResult>,
+    /// The usual outcome. It has nothing to drop, so that the usual case drops nothing.
+    ready: Option<Receipt>,
     slow: Slow,
 }
 
 enum Slow {
     No,
     Yield,
+    Failed { error: Error, yields: bool },
     Wait(Waiting),
     Done,
 }
@@ -88,14 +90,22 @@ impl Sending {
     /// Known already.
     #[inline(always)]
     pub fn ready(result: SendResult) -> Self {
-        Self { ready: Some(result), slow: Slow::No }
+        match result {
+            Ok(receipt) => Self::confirmed(receipt, false),
+            Err(error) => Self::failed(error, false),
+        }
     }
 
-    /// Of one that is known already: lets other tasks run once first. A loop of ready sends must not starve them.
+    /// Failed already, and as [`confirmed`](Self::confirmed).
+    #[cold]
+    pub fn failed(error: Error, yields: bool) -> Self {
+        Self { ready: None, slow: Slow::Failed { error, yields } }
+    }
+
+    /// Confirmed already. With `yields`, other tasks run once first: a loop of ready sends must not starve them.
     #[inline(always)]
-    pub fn after_yield(mut self) -> Self {
-        self.slow = Slow::Yield;
-        self
+    pub fn confirmed(receipt: Receipt, yields: bool) -> Self {
+        Self { ready: Some(receipt), slow: if yields { Slow::Yield } else { Slow::No } }
     }
 
     /// To be asked for.
@@ -118,7 +128,17 @@ impl Sending {
                 self.slow = Slow::Done;
                 Poll::Ready(result)
             }
-            Slow::No | Slow::Done => Poll::Ready(Err(Error::closed("this send (it was awaited before)"))),
+            Slow::Failed { yields: yields @ true, .. } => {
+                *yields = false;
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Slow::No | Slow::Failed { .. } | Slow::Done => {
+                Poll::Ready(Err(match std::mem::replace(&mut self.slow, Slow::Done) {
+                    Slow::Failed { error, .. } => error,
+                    _ => Error::closed("this send (it was awaited before)"),
+                }))
+            }
         }
     }
 }
@@ -129,9 +149,9 @@ impl Future for Sending {
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<SendResult> {
         if let Slow::No = self.slow
-            && let Some(result) = self.ready.take()
+            && let Some(receipt) = self.ready.take()
         {
-            return Poll::Ready(result);
+            return Poll::Ready(Ok(receipt));
         }
         self.poll_slow(cx)
     }
@@ -141,6 +161,7 @@ impl fmt::Debug for Sending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.slow {
             Slow::Wait(waiting) => write!(f, "Sending(ticket {})", waiting.ticket),
+            Slow::Failed { error, .. } => write!(f, "Sending(failed: {error})"),
             _ => write!(f, "Sending({:?})", self.ready),
         }
     }

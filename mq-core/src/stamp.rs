@@ -15,12 +15,19 @@ pub fn stamp(message: &mut Message, spec: &ProducerSpec, now: impl FnOnce() -> S
         check(message, size, spec)?;
     }
     if message.id.is_nil() {
-        message.id = MessageId::make();
+        identify(message);
     }
     if message.timestamp.is_none() {
         message.timestamp = Some(now());
     }
     Ok(size as u32)
+}
+
+/// Rare: messages have an id from the moment they are made.
+#[cold]
+#[inline(never)]
+fn identify(message: &mut Message) {
+    message.id = MessageId::make();
 }
 
 #[cold]

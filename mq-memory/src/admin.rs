@@ -239,14 +239,15 @@ impl DeadLetterStore for Letters {
     }
 
     async fn give_back(&self, letter: &DeadLetter) -> Result<()> {
-        let mut message = redrive::back(letter);
+        let message = redrive::back(letter);
         let size = message.size() as u32;
         let number = self.topic.pick(&message);
         let mut part = self.topic.parts[number].lock();
         if !part.has_room(size, &self.topic.keep) {
             return Err(self.topic.full());
         }
-        part.append(&mut message, size, self.group.number as u32 + 1);
+        let spent = part.spent(&self.topic.keep);
+        part.append(message, size, self.group.number as u32 + 1, spent);
         self.topic.after_append(&self.core, &mut part, number);
         part.wake();
         Ok(())

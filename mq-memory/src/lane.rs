@@ -476,7 +476,7 @@ impl Letter<'_> {
             redrives: mq_core::redrive::redrives(&stored.message.headers),
         };
         let envelope: Envelope = self.member.policy.envelope(&source, &facts);
-        let mut message = envelope.dead_letter(&stored.message);
+        let message = envelope.dead_letter(&stored.message);
         let size = message.size() as u32;
         {
             // Partitions of two topics, the dead-letter one last; a dead-letter topic has no dead letters of its own.
@@ -488,7 +488,8 @@ impl Letter<'_> {
                 self.write_later(core, part, reason, error, attempts);
                 return false;
             }
-            letters.append(&mut message, size, 0);
+            let spent = letters.spent(&dead.keep);
+            letters.append(message, size, 0, spent);
             letters.wake();
         }
         self.member.trouble(None);

@@ -172,7 +172,8 @@ impl MemoryBroker {
         let number = topic.pick(&message);
         let mut part = topic.parts[number].lock();
         let size = message.size() as u32;
-        part.append(&mut message, size, 0);
+        let spent = part.spent(&topic.keep);
+        part.append(message, size, 0, spent);
         topic.after_append(&self.core, &mut part, number);
         part.wake();
         Ok(())

@@ -48,17 +48,22 @@ pub(crate) struct Part {
 
 pub(crate) type SharedPart = Arc<Mutex<Part>>;
 
-#[cold]
-#[inline(never)]
-fn fresh(message: &mut Message, size: u32) -> Arc<Stored> {
-    Arc::new(Stored { message: std::mem::take(message), size })
+/// See [`Part::spent`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spent {
+    history: u64,
+    until: u64,
 }
 
-/// Somebody still reads it, or enough are kept.
 #[cold]
 #[inline(never)]
-fn let_go(stored: Arc<Stored>) {
-    drop(stored);
+fn fresh(message: Message, size: u32) -> Arc<Stored> {
+    Arc::new(Stored { message, size })
+}
+
+#[inline(never)]
+fn lowest_head(groups: &[GroupPart]) -> u64 {
+    groups.iter().filter(|g| !g.deleted).map(|g| g.entries.head()).min().unwrap_or(0)
 }
 
 /// What left the log before a group had handled it.
@@ -77,30 +82,48 @@ impl Part {
         keep.is_log || ((self.log.len() as u64) < keep.capacity && self.bytes + u64::from(size) <= keep.bytes)
     }
 
-    /// Takes the message and leaves an empty one.
+    /// Up to where `append` may take the oldest messages away: all groups have handled them, and the history is full.
     #[inline(always)]
-    pub(crate) fn append(&mut self, message: &mut Message, size: u32, only: u32) -> u64 {
+    pub(crate) fn spent(&self, keep: &Keep) -> Spent {
+        let full = self.log.len() as u64 >= keep.history;
+        Spent { history: keep.history, until: if full { self.handled() } else { 0 } }
+    }
+
+    /// Puts a message at the end. Steady state allocates nothing: what leaves the history gives its allocation to what comes.
+    #[inline(always)]
+    pub(crate) fn append(&mut self, message: Message, size: u32, only: u32, spent: Spent) -> u64 {
         self.bytes += u64::from(size);
-        let stored = match self.spare.pop() {
-            Some(mut spare) => match Arc::get_mut(&mut spare) {
-                Some(empty) => {
-                    empty.size = size;
-                    // What is replaced was emptied by `drop_oldest`: nothing to drop.
-                    std::mem::forget(std::mem::replace(&mut empty.message, std::mem::take(message)));
-                    spare
+        let used = match self.log.head() < spent.until && self.log.len() as u64 >= spent.history {
+            true => self.take_oldest(),
+            false => self.spare.pop(),
+        };
+        let stored = match used {
+            Some(mut used) => match Arc::get_mut(&mut used) {
+                Some(unique) => {
+                    unique.message.clear();
+                    unique.size = size;
+                    // What is replaced was emptied just now: nothing to drop.
+                    std::mem::forget(std::mem::replace(&mut unique.message, message));
+                    used
                 }
                 None => fresh(message, size),
             },
             None => fresh(message, size),
         };
         if !self.broadcast.is_empty() && only == 0 {
-            let position = self.log.tail();
-            self.broadcast.iter().for_each(|queue| queue.push(&stored, position));
+            self.broadcast(&stored);
         }
         let (position, cell) = self.log.push_cell();
-        cell.stored = Some(stored);
         cell.only = only;
+        // A retired cell is empty: nothing to drop.
+        std::mem::forget(cell.stored.replace(stored));
         position
+    }
+
+    #[inline(never)]
+    fn broadcast(&self, stored: &Arc<Stored>) {
+        let position = self.log.tail();
+        self.broadcast.iter().for_each(|queue| queue.push(stored, position));
     }
 
     #[inline]
@@ -118,21 +141,36 @@ impl Part {
         }
     }
 
-    /// Empties the oldest and keeps its allocation.
+    /// The oldest leaves the log.
     #[inline(always)]
-    fn drop_oldest(&mut self) {
-        let Some(cell) = self.log.front_mut() else { return };
-        if let Some(mut stored) = cell.stored.take() {
-            self.bytes -= u64::from(stored.size);
-            match Arc::get_mut(&mut stored) {
-                Some(unique) if self.spare.len() < SPARE => {
-                    unique.message.clear();
-                    self.spare.push(stored);
-                }
-                _ => let_go(stored),
-            }
-        }
+    fn take_oldest(&mut self) -> Option<Arc<Stored>> {
+        let stored = self.log.front_mut()?.stored.take();
         self.log.retire();
+        if let Some(stored) = &stored {
+            self.bytes -= u64::from(stored.size);
+        }
+        stored
+    }
+
+    /// The oldest leaves the log; its allocation is kept, empty.
+    fn drop_oldest(&mut self) {
+        if let Some(mut stored) = self.take_oldest()
+            && self.spare.len() < SPARE
+            && let Some(unique) = Arc::get_mut(&mut stored)
+        {
+            unique.message.clear();
+            self.spare.push(stored);
+        }
+    }
+
+    /// What all groups have handled ends here; 0 if there is no group.
+    #[inline(always)]
+    fn handled(&self) -> u64 {
+        match &self.groups[..] {
+            // One group is the common case.
+            [only] if !only.deleted => only.entries.head(),
+            groups => lowest_head(groups),
+        }
     }
 
     /// Drops what every group handled, beyond the history kept.
@@ -144,17 +182,8 @@ impl Part {
     }
 
     fn drop_handled(&mut self, keep: &Keep) {
-        let mut handled = u64::MAX;
-        for group in &self.groups {
-            if !group.deleted {
-                handled = handled.min(group.entries.head());
-            }
-        }
-        if handled == u64::MAX {
-            return;
-        }
         let extra = self.log.len() as u64 - keep.history;
-        let handled = handled.saturating_sub(self.log.head());
+        let handled = self.handled().saturating_sub(self.log.head());
         for _ in 0..extra.min(handled) {
             self.drop_oldest();
         }

@@ -1,6 +1,7 @@
 //! The producer: appends in the caller's own task. The broker is in this process, so every send is confirmed when it returns.
 
 use crate::core::Core;
+use crate::partition::Part;
 use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
@@ -9,7 +10,7 @@ use mq_api::{
     ProducerSpec, Receipt, SendOptions, SendResult, Sending, SendingBatch,
 };
 use mq_core::stamp;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -81,28 +82,30 @@ impl MemoryProducer {
         short.then_some(&*self.topic)
     }
 
-    /// The hot path of one message. `None` when there is anything to look at or to say: then the message is still there, and
-    /// [`one`](Self::one) looks and says it.
+    /// The hot path of one message, up to the moment where it is certain that it is taken: the locked partition, its number,
+    /// the size. `None` when there is anything to look at or to say; [`one`](Self::one) looks and says it.
     #[inline(always)]
-    fn append_short(&self, message: &mut Message) -> Option<Receipt> {
+    fn make_way(&self, message: &mut Message) -> Option<(MutexGuard<'_, Part>, usize, u32)> {
         let topic = self.short()?;
         let size = stamp(message, &self.spec, || self.core.env.wall()).ok()?;
         let number = topic.pick(message);
-        let mut part = topic.parts[number].lock();
-        if !part.has_room(size, &topic.keep) {
-            return None;
-        }
-        let position = part.append(message, size, 0);
-        topic.after_append(&self.core, &mut part, number);
-        part.wake();
-        drop(part);
-        Some(Receipt::new(self.level).at(Some(number as u32), Position::offset(position)))
+        let part = topic.parts[number].lock();
+        part.has_room(size, &topic.keep).then_some((part, number, size))
     }
 
     #[cold]
     #[inline(never)]
-    fn send_long(&self, mut message: Message) -> SendResult {
-        self.one(&mut message)
+    fn send_long(&self, mut message: Message) -> Sending {
+        match self.one(&mut message) {
+            Ok(receipt) => Sending::confirmed(receipt, self.turn_ends()),
+            Err(error) => Sending::failed(error, self.turn_ends()),
+        }
+    }
+
+    /// Whether so many sends were ready at once that others must have a turn.
+    #[inline(always)]
+    fn turn_ends(&self) -> bool {
+        self.streak.fetch_add(1, Ordering::Relaxed) % BUDGET == BUDGET - 1
     }
 
     fn append(&self, topic: &Topic, message: &mut Message, size: u32) -> SendResult {
@@ -120,7 +123,8 @@ impl MemoryProducer {
         if core.watched {
             self.trace(topic, number, part.log.tail(), message);
         }
-        let position = part.append(message, size, 0);
+        let spent = part.spent(&topic.keep);
+        let position = part.append(std::mem::take(message), size, 0, spent);
         topic.after_append(core, &mut part, number);
         part.wake();
         drop(part);
@@ -178,17 +182,14 @@ impl MemoryProducer {
 impl Producer for MemoryProducer {
     #[inline]
     fn send(&self, mut message: Message) -> Sending {
-        let result = match self.append_short(&mut message) {
-            Some(receipt) => {
-                // It was taken; what is left is an empty shell, with nothing to drop.
-                std::mem::forget(message);
-                Ok(receipt)
-            }
-            None => self.send_long(message),
-        };
-        let sending = Sending::ready(result);
-        let streak = self.streak.fetch_add(1, Ordering::Relaxed);
-        if streak % BUDGET == BUDGET - 1 { sending.after_yield() } else { sending }
+        let Some((mut part, number, size)) = self.make_way(&mut message) else { return self.send_long(message) };
+        let spent = part.spent(&self.topic.keep);
+        let position = part.append(message, size, 0, spent);
+        self.topic.after_append(&self.core, &mut part, number);
+        part.wake();
+        drop(part);
+        let receipt = Receipt::new(self.level).at(Some(number as u32), Position::offset(position));
+        Sending::confirmed(receipt, self.turn_ends())
     }
 
     fn send_with(&self, message: Message, _: SendOptions) -> Sending {
@@ -235,12 +236,11 @@ impl MemoryProducer {
         let now = self.core.env.wall();
         let mut part = topic.parts[0].lock();
         let mut first = part.log.tail();
+        let spent = part.spent(&topic.keep);
         for mut message in messages.drain(..) {
             let refused = match stamp(&mut message, &self.spec, || now) {
                 Ok(size) if part.has_room(size, &topic.keep) => {
-                    part.append(&mut message, size, 0);
-                    // What is left is an empty shell, with nothing to drop.
-                    std::mem::forget(message);
+                    part.append(message, size, 0, spent);
                     continue;
                 }
                 Ok(_) => topic.full(),

@@ -42,11 +42,13 @@ impl Topic {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pick(&self, message: &Message) -> usize {
-        if self.parts.len() == 1 {
-            return 0;
-        }
+        if self.parts.len() == 1 { 0 } else { self.pick_of_many(message) }
+    }
+
+    #[inline(never)]
+    fn pick_of_many(&self, message: &Message) -> usize {
         let n = match &message.key {
             Some(key) => key_hash(key),
             None => self.round_robin.fetch_add(1, Ordering::Relaxed),
