@@ -36,7 +36,11 @@ impl Count {
                 count.left_for_full += number_before(rest, "ignored").unwrap_or(0);
             }
         }
+        // A program that fails may say so once more after its count.
+        let is_count = |line: &&str| number_before(line, "passed").is_some() && number_before(line, "failed").is_some();
+        let counts = || output.lines().map(str::trim).rfind(is_count);
         let last = output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
+        let last = if succeeded { last } else { counts().unwrap_or(last) };
         if !counted && let Some(passed) = number_before(last, "passed") {
             counted = true;
             count.passed = passed;
@@ -147,6 +151,8 @@ mod tests {
     fn a_step_without_numbers_is_one() {
         assert_eq!(Count::read("Finished", true).passed, 1);
         assert_eq!(Count::read("7 passed, 0 failed", false).failed, 1, "it crashed after printing");
+        let count = Count::read("7 passed, 2 failed, 1 unsupported\nerror: it failed", false);
+        assert_eq!((count.passed, count.failed), (7, 2));
         assert_eq!(Count::read("", false).failed, 1);
     }
 }
