@@ -240,15 +240,19 @@ async fn run_loops(member: &Member, conn: MultiplexedConnection, client: i64) ->
     let mut reading = pin!(read_loop(member, conn, client));
     let mut settling = pin!(settle_loop(member));
     let mut tending = pin!(tend_loop(member));
-    let (mut read, mut settled) = (false, false);
+    let (mut read, mut settled, mut tended) = (false, false, false);
     while !settled {
         tokio::select! { biased;
             end = &mut settling => { end?; settled = true; }
             end = &mut reading, if !read => { end?; read = true; }
-            end = &mut tending => end?,
+            end = &mut tending, if !tended => { end?; tended = true; }
         }
     }
     let farewell = async {
+        // A request under way is never dropped: what it takes over would stay with a member that has left.
+        if !tended {
+            tending.await?;
+        }
         if !read {
             reading.await?;
         }

@@ -35,7 +35,7 @@ struct Times {
     stuck: Instant,
 }
 
-/// Runs until it is dropped. The error ends the session.
+/// Runs until the session is to stop, and then ends between two requests. The error ends the session.
 pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
     let lease = member.lease();
     let env = &member.session.env;
@@ -50,7 +50,8 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
         stuck: now + TRIM_EVERY,
     };
     let mut cursors = ["-".to_owned(), "-".to_owned()];
-    loop {
+    let stop = &member.session.stop;
+    while !stop.is_cancelled() {
         let now = Instant::now();
         if now >= at.renew {
             renew(member).await?;
@@ -82,10 +83,12 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
         }
         let next = at.look.min(at.renew).min(at.trim).min(at.tidy).min(at.stuck);
         tokio::select! { biased;
+            () = stop.cancelled() => {}
             () = member.parked.notified() => at.look = Instant::now(),
             () = tokio::time::sleep_until(next) => {}
         }
     }
+    Ok(())
 }
 
 /// Renews everything held; what is not owned any more turns stale.
