@@ -16,6 +16,7 @@ mod faults;
 mod features;
 mod guard;
 mod planted;
+mod reports;
 mod sim;
 mod steps;
 mod tally;
@@ -53,6 +54,8 @@ enum Command {
     Guard(guard::Args),
     /// Make every mistake that the suite is said to notice.
     Planted(planted::Args),
+    /// Check that every public report about a broker's clients has a test or a reason.
+    Reports(reports::Args),
     /// Run a random workload under seeded faults and judge it.
     Sim(sim::Args),
     /// Everything that has to hold before a change is merged; CI runs this.
@@ -67,6 +70,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Faults(args) => faults::run(args),
         Command::Guard(args) => guard::run(args),
         Command::Planted(args) => planted::run(args),
+        Command::Reports(args) => reports::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Test(args) => test::run(args),
     }

@@ -122,6 +122,9 @@ fn suites_of_conformance(missing: &[Want]) -> Vec<(Option<Kind>, Step)> {
 fn suites(args: &Args, missing: &[Want]) -> Vec<Step> {
     let length = if args.full { "--long" } else { "--short" };
     let mut steps: Vec<Step> = suites_of_conformance(missing).into_iter().map(|(_, step)| step).collect();
+    for backend in ["redis", "amqp", "kafka"] {
+        steps.push(Step::xtask(backend, "reports", &["reports", backend]));
+    }
     for command in ["planted", "sim"] {
         if has_command(command) {
             steps.push(Step::xtask("memory", command, &[command]));
