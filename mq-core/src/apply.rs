@@ -49,6 +49,8 @@ impl Lane {
                 _ if ring.draining || self.shared.is_stopping() => match self.shared.mechanics.release {
                     ReleaseBy::Driver => self.by_driver(ring, slot, Carry::Settle(Settlement::Release)),
                     ReleaseBy::Engine => {
+                        // Out of the application's hands already: only its credit is left to give back.
+                        s.state = SlotState::Buffered;
                         self.let_go(ring, slot, SlotState::Left);
                         SettleStart::Done(Settled::Confirmed(self.shared.settle_level()))
                     }

@@ -157,7 +157,7 @@ impl Keeper {
     }
 
     /// Hands due ones back to the inbox; says when the next is due.
-    fn due(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         loop {
             let (lane, slot) = {
                 let mut st = self.state.lock();

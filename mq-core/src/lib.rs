@@ -25,6 +25,8 @@ mod keeper;
 mod keygate;
 mod lane;
 mod mechanics;
+#[cfg(test)]
+mod model;
 mod outbox;
 mod policy;
 mod producer;

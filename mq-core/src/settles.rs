@@ -382,7 +382,8 @@ impl SettleQueue {
 impl State {
     /// An answer that differs from that of the watermark, or comes before it.
     fn except(&mut self, op: u64, settled: Settled, wakers: &mut Vec<Waker>) {
-        self.exceptions.insert(op, settled);
+        // The first answer stays: somebody may have been told it.
+        self.exceptions.entry(op).or_insert(settled);
         while self.exceptions.len() > KEPT
             && let Some(oldest) = self.exceptions.first_key_value().map(|(op, _)| *op)
             && oldest <= self.confirmed
