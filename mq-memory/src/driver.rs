@@ -16,7 +16,7 @@ use mq_api::{
 };
 use mq_core::{
     Carry, Driver, End, Incoming, Lane, Mechanics, MoveBy, Outgoing, Plan, ReleaseBy, RetryBy, Run, Session,
-    Settlement, Token, TxSession,
+    Settlement, SlotView, Token, TxSession,
 };
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -245,7 +245,7 @@ impl Serving {
 
     fn lose_leases(&mut self, taken: &[Taken]) {
         self.release_untaken(taken);
-        self.release_unhanded();
+        self.release(|slot| !slot.handed);
         let mut held = Vec::new();
         for lane in self.lanes.values() {
             held.clear();
@@ -263,12 +263,12 @@ impl Serving {
         }
     }
 
-    /// Buffered and never handed over: does not count.
-    fn release_unhanded(&self) {
+    /// Gives back, uncounted, what is unsettled and `meant`.
+    fn release(&self, meant: impl Fn(&SlotView) -> bool) {
         let (topic, Some(group)) = self.member.seat() else { return };
         for lane in self.lanes.values() {
             lane.visit(|slot| {
-                if !slot.settled && !slot.handed {
+                if !slot.settled && meant(&slot) {
                     let (part, position) = (slot.token.0 as usize, slot.token.1);
                     carry(&self.member, &topic, &group, part, position, Settlement::Release);
                 }
@@ -278,7 +278,7 @@ impl Serving {
 
     /// The connection is gone: what was handed over counts as taken, what was only buffered does not.
     fn lost(&mut self) {
-        self.release_unhanded();
+        self.release(|slot| !slot.handed);
         self.core.lose_leases(&self.member);
     }
 
@@ -288,15 +288,7 @@ impl Serving {
         while self.session.settles.poll_take(&mut cx, &mut plan).is_ready() {
             self.settle(&mut plan, false);
         }
-        let (topic, Some(group)) = self.member.seat() else { return End::Closed };
-        for lane in self.lanes.values() {
-            lane.visit(|slot| {
-                if !slot.settled {
-                    let (part, position) = (slot.token.0 as usize, slot.token.1);
-                    carry(&self.member, &topic, &group, part, position, Settlement::Release);
-                }
-            });
-        }
+        self.release(|_| true);
         End::Closed
     }
 }
