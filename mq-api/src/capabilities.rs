@@ -54,8 +54,6 @@ features! {
     Provision = "provision",
     /// Moving a group to another position.
     Reset = "reset",
-    /// Topics by pattern.
-    Patterns = "patterns",
 }
 
 /// How a backend does something.

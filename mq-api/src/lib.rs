@@ -13,6 +13,7 @@
 //! | write a backend | the object-safe traits [`Broker`], [`Producer`], [`Consumer`], [`Admin`] and the crate `mq-core` |
 
 mod admin;
+mod backends;
 mod backlog;
 mod batch;
 mod broker;

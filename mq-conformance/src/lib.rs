@@ -26,6 +26,8 @@ pub mod sim;
 mod table;
 mod test;
 mod tests;
+#[cfg(feature = "world")]
+mod world;
 
 pub use case::{Case, Spread};
 pub use check::{Check, Doing, TestFailure};
@@ -34,10 +36,12 @@ pub use expected::expected_refusals;
 pub use history::History;
 pub use ledger::{Ledger, Seen};
 pub use member::{Crew, Got, Member, Stopwatch};
-pub use program::program;
+pub use program::{OnServer, on_server, program};
 pub use report::{Entry, Outcome, Report, Stated};
 pub use runner::{Options, run};
 pub use sender::Sender;
 pub use table::table;
 pub use test::{GROUP, READERS, Test};
 pub use tests::all;
+#[cfg(feature = "world")]
+pub use world::{Line, Lines, Site, World};

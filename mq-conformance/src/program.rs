@@ -32,10 +32,55 @@ fn parse(words: impl IntoIterator<Item = String>, options: &mut Options) -> Resu
     Ok(printing)
 }
 
+/// A server that a test program found or started.
+pub struct OnServer {
+    /// How the suite reaches it.
+    pub factory: Arc<dyn Factory>,
+    /// What it is, printed above the last line.
+    pub server: String,
+    /// Ends with the program: the server, when it is the program's own.
+    pub own: Option<Box<dyn std::any::Any>>,
+}
+
+/// The test program of a real backend. Does nothing unless the words name one of `backends`, so that `cargo test` stays
+/// quick; then starts the server and runs the suite as [`program`] does, with the same words.
+pub fn on_server(backends: &[&str], start: impl FnOnce(&str) -> Result<OnServer, String>) -> ExitCode {
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let Some(at) = words.iter().position(|word| backends.contains(&word.as_str())) else {
+        println!(
+            "nothing to do: name a backend, {}",
+            backends.iter().map(|b| format!("`-- {b}`")).collect::<Vec<_>>().join(" or ")
+        );
+        return ExitCode::SUCCESS;
+    };
+    let backend = words.remove(at);
+    match start(&backend) {
+        Ok(on) => {
+            let options = Options { parallel: 4, ..Options::default() };
+            let code = run(&on.factory, words, options, Some(&on.server));
+            drop(on.own);
+            code
+        }
+        Err(problem) => {
+            eprintln!("error: no server for {backend}: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Runs the whole suite on `factory`, prints what the words ask for, and ends with `N passed, 0 failed, M unsupported`.
 ///
 /// Words: `--filter WORD`, `--partitions N`, `--parallel N`, `--verbose`, `--json`, `--write-unsupported FILE`.
-pub fn program(factory: &Arc<dyn Factory>, words: impl IntoIterator<Item = String>, mut options: Options) -> ExitCode {
+pub fn program(factory: &Arc<dyn Factory>, words: impl IntoIterator<Item = String>, options: Options) -> ExitCode {
+    run(factory, words, options, None)
+}
+
+fn run(
+    factory: &Arc<dyn Factory>,
+    words: impl IntoIterator<Item = String>,
+    mut options: Options,
+    server: Option<&str>,
+) -> ExitCode {
     let printing = match parse(words, &mut options) {
         Ok(printing) => printing,
         Err(text) => {
@@ -56,6 +101,9 @@ pub fn program(factory: &Arc<dyn Factory>, words: impl IntoIterator<Item = Strin
     } else {
         println!("{}", report.table());
         println!("{}", report.histories());
+        if let Some(server) = server {
+            println!("server: {server}");
+        }
     }
     println!("{}", report.last_line());
     if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -8,7 +8,7 @@ use crate::thread::Driver as Thread;
 use crate::topology::{Cluster, Wanted};
 use crate::url::{Settings, native_options};
 use crate::{broadcast, fault, send, start};
-use mq_api::{AttemptCounts, Capabilities, Durability, Error, ErrorKind, Feature, Mode, Result, Support, Takeover};
+use mq_api::{Capabilities, Durability, Error, ErrorKind, Mode, Result};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -29,17 +29,10 @@ pub(crate) struct Kafka {
 
 /// What Kafka can do, at this level.
 pub(crate) fn capabilities(settings: &Settings, level: Durability) -> Capabilities {
-    use Support::Emulated;
-    let mut c = Capabilities::new("kafka")
-        .with(Feature::Retry, Emulated("parked in memory within bounds, then per-group retry topics"))
-        .with(Feature::Delay, Emulated("parked in memory within bounds, then per-group retry topics"))
-        .with(Feature::DeadLetters, Emulated("produced and confirmed, then the offset may pass"));
-    c.attempts = AttemptCounts::AtLeast;
-    (c.send_level, c.settle_level) = (level, level);
-    // The lease is the session, and never shorter than the cluster allows; then the group rebalances within a heartbeat, a
-    // sixth of it, and the new owner looks up where to start.
-    c.takeover = Takeover { lease_tenths: 12, fixed: Duration::from_secs(2) + settings.min_session };
-    c
+    let mut all = Capabilities::kafka();
+    (all.send_level, all.settle_level) = (level, level);
+    all.takeover = Capabilities::kafka_takeover(settings.min_session);
+    all
 }
 
 impl Kafka {

@@ -6,28 +6,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use mq_api::{Broker, HealthState, Result, Source, Topic, async_trait};
-use mq_conformance::{Clock, Connection, Environment, Factory, Fired, Hook, Lacking, Leftovers, Options, Pace};
-use mq_core::Hooks;
-use mq_testbed::proxy::{Direction, Proxy, Trouble};
-use mq_testbed::{KafkaOptions, Server, eventually, free_port};
+use mq_api::{Broker, Result, Topic, async_trait};
+use mq_conformance::{Clock, Environment, Factory, Hook, Lacking, Lines, OnServer, Site, World, on_server};
+use mq_testbed::proxy::Proxy;
+use mq_testbed::{Doors, KafkaOptions, Road, Server, free_port};
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use std::collections::HashMap;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 const DOORS: usize = 40;
 
-type Row = Arc<Mutex<Vec<Proxy>>>;
-
 struct Kafka {
     direct: String,
-    doors: Row,
+    doors: Doors,
 }
 
 impl Factory for Kafka {
@@ -36,63 +31,16 @@ impl Factory for Kafka {
     }
 
     fn environment(&self, _: Clock, _run: &str) -> Arc<dyn Environment> {
-        Arc::new(World {
-            direct: self.direct.clone(),
-            doors: self.doors.clone(),
-            hooks: Arc::default(),
-            taken: Mutex::default(),
-            brokers: Mutex::default(),
-            accepting: Mutex::new(true),
-            numbers: AtomicU64::new(0),
-        })
+        Arc::new(World::new(OnKafka { direct: self.direct.clone(), doors: self.doors.clone() }))
     }
 }
 
-#[derive(Default)]
-struct Counts {
-    sent: AtomicU64,
-    delivered: AtomicU64,
-    acked: AtomicU64,
-}
-
-impl Hooks for Counts {
-    fn sent(&self, _: &Topic, n: usize) {
-        self.sent.fetch_add(n as u64, Ordering::Relaxed);
-    }
-    fn delivered(&self, _: &Source, n: usize) {
-        self.delivered.fetch_add(n as u64, Ordering::Relaxed);
-    }
-    fn acked(&self, _: &Source, n: usize) {
-        self.acked.fetch_add(n as u64, Ordering::Relaxed);
-    }
-}
-
-struct World {
+struct OnKafka {
     direct: String,
-    doors: Row,
-    hooks: Arc<Counts>,
-    /// Proxies by the number of their connection, with the trouble they are in.
-    taken: Mutex<HashMap<u64, (Proxy, Option<Trouble>)>>,
-    brokers: Mutex<HashMap<u64, Arc<dyn Broker>>>,
-    accepting: Mutex<bool>,
-    numbers: AtomicU64,
+    doors: Doors,
 }
 
-impl World {
-    fn trouble(&self, of: u64, trouble: Option<Trouble>) -> Hook {
-        let mut taken = self.taken.lock().unwrap();
-        let Some((proxy, present)) = taken.get_mut(&of) else { return Err(Lacking("a connection of that number")) };
-        if let Some(before) = present.take() {
-            // It may have met no traffic.
-            let _ = proxy.end(before);
-        }
-        if let Some(trouble) = trouble {
-            proxy.begin(trouble).map_err(|_| Lacking("that trouble"))?;
-            *present = (trouble != Trouble::Cut).then_some(trouble);
-        }
-        Ok(())
-    }
-
+impl OnKafka {
     fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.direct);
@@ -100,78 +48,23 @@ impl World {
     }
 }
 
-impl Drop for World {
-    fn drop(&mut self) {
-        let taken = std::mem::take(&mut *self.taken.lock().unwrap());
-        for (_, (mut proxy, present)) in taken {
-            if let Some(trouble) = present {
-                let _ = proxy.end(trouble);
-            }
-            let _ = proxy.begin(Trouble::Cut);
-            self.doors.lock().unwrap().push(proxy);
-        }
-    }
-}
-
 #[async_trait]
-impl Environment for World {
-    fn pace(&self) -> Pace {
-        Pace::real()
-    }
+impl Site for OnKafka {
+    type Line = Road;
 
     fn settles_until_answered(&self) -> bool {
         // An offset that was not committed is committed again.
         true
     }
 
-    async fn connect_with(&self, parameters: &[(&str, &str)]) -> Result<Connection> {
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let door = self.doors.lock().unwrap().pop();
-        let Some(mut proxy) = door else { panic!("more than {DOORS} connections at a time: raise DOORS") };
-        let mut present = None;
-        if !*self.accepting.lock().unwrap() {
-            proxy.begin(Trouble::Refuse).unwrap();
-            present = Some(Trouble::Refuse);
-        }
-        let mut url = format!("kafka://127.0.0.1:{}?min_session=1s", proxy.port());
+    async fn connect(&self, lines: &Lines<Road>, number: u64, parameters: &[(&str, &str)]) -> Result<Arc<dyn Broker>> {
+        let Some(road) = self.doors.open() else { panic!("more than {DOORS} connections at a time: raise DOORS") };
+        let mut url = format!("kafka://127.0.0.1:{}?min_session=1s", road.port());
         for (name, value) in parameters {
             url.push_str(&format!("&{name}={value}"));
         }
-        self.taken.lock().unwrap().insert(number, (proxy, present));
-        let broker = mq_kafka::connect_with(&url, self.hooks.clone()).await?;
-        self.brokers.lock().unwrap().insert(number, broker.clone());
-        Ok(Connection { broker, number })
-    }
-
-    async fn crash(&self, of: &Connection) -> Hook {
-        self.trouble(of.number, Some(Trouble::Refuse))
-    }
-
-    async fn cut(&self, of: &Connection) -> Hook {
-        self.trouble(of.number, Some(Trouble::Cut))
-    }
-
-    async fn reachable(&self, of: &Connection, yes: bool) -> Hook {
-        self.trouble(of.number, (!yes).then_some(Trouble::Refuse))
-    }
-
-    async fn accepting(&self, yes: bool) -> Hook {
-        *self.accepting.lock().unwrap() = yes;
-        let numbers: Vec<u64> = self.taken.lock().unwrap().keys().copied().collect();
-        if yes {
-            for number in numbers {
-                self.trouble(number, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn hold_answers(&self, of: &Connection, hold: bool) -> Hook {
-        self.trouble(of.number, hold.then_some(Trouble::Stall(Direction::ToClient)))
-    }
-
-    async fn freeze(&self, of: &Connection, frozen: bool) -> Hook {
-        self.trouble(of.number, frozen.then_some(Trouble::Stall(Direction::Both)))
+        lines.lay(number, road);
+        mq_kafka::connect_with(&url, lines.hooks()).await
     }
 
     async fn refuse_dead_letters(&self, topic: &Topic, group: &str, refuse: bool) -> Hook {
@@ -192,75 +85,21 @@ impl Environment for World {
         producer.send(record, Duration::from_secs(10)).await.map_err(|_| Lacking("writing"))?;
         Ok(())
     }
+}
 
-    async fn leftovers(&self) -> Leftovers {
-        let mut left = Leftovers::default();
-        let taken = self.taken.lock().unwrap();
-        // Only those that the test closed.
-        let brokers = self.brokers.lock().unwrap();
-        let is_closed = |n: &u64| brokers.get(n).is_some_and(|b| b.health().current().state == HealthState::Closed);
-        let closed = || taken.iter().filter(|(n, _)| is_closed(n));
-        eventually(Duration::from_secs(2), || closed().all(|(_, (proxy, _))| proxy.live() == 0));
-        for (number, (proxy, _)) in closed() {
-            if proxy.live() > 0 {
-                left.connections += proxy.live() as u64;
-                left.details.push(format!("connection {number}: {} sockets", proxy.live()));
-            }
-        }
-        left
-    }
-
-    fn fired(&self) -> Hook<Fired> {
-        let read = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        Ok(Fired {
-            sent: read(&self.hooks.sent),
-            delivered: read(&self.hooks.delivered),
-            acked: read(&self.hooks.acked),
-        })
-    }
+fn start(_: &str) -> std::result::Result<OnServer, String> {
+    let proxies: Vec<Proxy> = (0..DOORS as u64).map(|n| Proxy::leading_nowhere(n).unwrap()).collect();
+    let doors: Vec<(u16, u16)> = proxies.iter().map(|p| (free_port().unwrap(), p.port())).collect();
+    let own = KafkaOptions { doors: doors.clone(), ..KafkaOptions::default() }.start();
+    let own = own.map_err(|problem| problem.to_string())?;
+    proxies.iter().zip(&doors).for_each(|(proxy, (bound, _))| proxy.lead_to(*bound));
+    let version = std::env::var("MQ_TEST_KAFKA_VERSION").unwrap_or_else(|_| "4.1.1".to_owned());
+    let server = format!("Apache Kafka {version}, {}", Server::url(&own));
+    let direct = format!("127.0.0.1:{}", own.port());
+    let factory: Arc<dyn Factory> = Arc::new(Kafka { direct, doors: Doors::new(proxies) });
+    Ok(OnServer { factory, server, own: Some(Box::new(own)) })
 }
 
 fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1);
-    let mut options = Options { parallel: 4, ..Options::default() };
-    let (mut named, mut json) = (false, false);
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "kafka" => named = true,
-            "--filter" => options.filter = words.next(),
-            "--parallel" => options.parallel = words.next().and_then(|n| n.parse().ok()).unwrap_or(4),
-            "--verbose" => options.verbose = true,
-            "--json" => json = true,
-            // Those of libtest.
-            _ => {}
-        }
-    }
-    if !named {
-        println!("nothing to do: name the backend, `-- kafka`");
-        return ExitCode::SUCCESS;
-    }
-    let proxies: Vec<Proxy> = (0..DOORS as u64).map(|n| Proxy::leading_nowhere(n).unwrap()).collect();
-    let doors: Vec<(u16, u16)> = proxies.iter().map(|p| (free_port().unwrap(), p.port())).collect();
-    let server = match (KafkaOptions { doors: doors.clone(), ..KafkaOptions::default() }).start() {
-        Ok(server) => server,
-        Err(problem) => {
-            eprintln!("error: no Kafka: {problem}");
-            return ExitCode::FAILURE;
-        }
-    };
-    proxies.iter().zip(&doors).for_each(|(proxy, (bound, _))| proxy.lead_to(*bound));
-    let version = std::env::var("MQ_TEST_KAFKA_VERSION").unwrap_or_else(|_| "4.1.1".to_owned());
-    let direct = format!("127.0.0.1:{}", server.port());
-    let factory: Arc<dyn Factory> = Arc::new(Kafka { direct, doors: Arc::new(Mutex::new(proxies)) });
-    let mut report = mq_conformance::run(&factory, &mq_conformance::all(), &options);
-    report.hold_against(mq_conformance::expected_refusals("kafka"));
-    if json {
-        println!("{}", report.json());
-    } else {
-        println!("{}", report.table());
-        println!("{}", report.histories());
-        println!("server: Apache Kafka {version}, {}", Server::url(&server));
-    }
-    println!("{}", report.last_line());
-    if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    on_server(&["kafka"], start)
 }

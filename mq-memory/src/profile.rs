@@ -1,8 +1,7 @@
 //! Profiles: memory with the capabilities and the visible habits of another broker, so that a unit test refuses what
 //! production refuses.
 
-use mq_api::{AttemptCounts, Capabilities, Durability, Feature, Retention, Support, Takeover};
-use std::time::Duration;
+use mq_api::{Capabilities, Retention};
 
 /// Whose capabilities memory has. The names are those that `cargo xtask conformance` takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -22,8 +21,6 @@ pub enum Profile {
     /// `redis-pubsub`
     RedisPubSub,
 }
-
-use Support::{Emulated, Unsupported};
 
 impl Profile {
     /// All of them.
@@ -47,87 +44,16 @@ impl Profile {
         Self::ALL.into_iter().find(|p| p.as_str() == name)
     }
 
-    /// What it can do.
+    /// What it can do: what that backend can.
     pub fn capabilities(self) -> Capabilities {
-        let mut c = Capabilities::new(self.as_str());
         match self {
-            Self::Memory => {}
-            Self::Kafka => {
-                c = c
-                    .with(Feature::Retry, Emulated("parked in memory within bounds, then per-group retry topics"))
-                    .with(Feature::Delay, Emulated("parked in memory within bounds, then per-group retry topics"))
-                    .with(Feature::DeadLetters, Emulated("produced and confirmed, then the offset may pass"));
-                c.attempts = AttemptCounts::AtLeast;
-                c.send_level = Durability::Disk;
-                c.settle_level = Durability::Disk;
-                c.takeover = Takeover { lease_tenths: 0, fixed: Duration::from_secs(60) };
-            }
-            Self::Amqp | Self::AmqpClassic => {
-                c = c
-                    .with(Feature::Retry, Emulated("a copy with an attempt header through delay queues of the group"))
-                    .with(Feature::Delay, Emulated("queues of fixed time to live, per group, made lazily"))
-                    .with(Feature::DeadLetters, Emulated("published and confirmed, then acknowledged"))
-                    .with(Feature::Partitions, Unsupported("a queue has no partitions; use one partition, or Kafka"))
-                    .with(
-                        Feature::Replay,
-                        Unsupported("a queue keeps no history; use a log: Kafka, or Redis in log mode"),
-                    )
-                    .with(
-                        Feature::PerKey,
-                        Unsupported("AMQP knows no owner of a key; use Kafka, or max_in_flight 1 and a single member"),
-                    )
-                    .with(Feature::Reset, Unsupported("a queue has no position to move"))
-                    .with(Feature::Peek, Unsupported("looking at a queue takes, counts and reorders its messages"));
-                c.detects_unroutable = true;
-                c.retains_without_group = false;
-                c.receipt_positions = false;
-                c.settle_level = Durability::Sent;
-                c.send_level = Durability::Disk;
-                c.attempts = AttemptCounts::AtLeast;
-                c.max_partitions = 1;
-                c.takeover = Takeover { lease_tenths: 0, fixed: Duration::from_secs(30) };
-            }
-            Self::Redis => {
-                c = c
-                    .with(Feature::Delay, Emulated("parked in the pending list with a due index, by script"))
-                    .with(Feature::DeadLetters, Emulated("one script"))
-                    .with(Feature::Partitions, Unsupported("a stream is one partition; use several topics, or Kafka"))
-                    .with(Feature::PerKey, Unsupported("a stream has no owner of a key; use Kafka, or max_in_flight 1"))
-                    .with(
-                        Feature::Replay,
-                        Unsupported("this topic trims what all groups handled; make it in log mode (Retention::Log)"),
-                    );
-                c.max_partitions = 1;
-            }
-            Self::RedisPubSub => {
-                let no = "Pub/Sub keeps nothing and knows no groups; use redis:// (Streams)";
-                for feature in [
-                    Feature::Groups,
-                    Feature::Settlement,
-                    Feature::Retry,
-                    Feature::Delay,
-                    Feature::DeadLetters,
-                    Feature::Redrive,
-                    Feature::Peek,
-                    Feature::Replay,
-                    Feature::Partitions,
-                    Feature::PerKey,
-                    Feature::Backlog,
-                    Feature::Inspect,
-                    Feature::Provision,
-                    Feature::Reset,
-                ] {
-                    c = c.with(feature, Unsupported(no));
-                }
-                c.send_level = Durability::Sent;
-                c.settle_level = Durability::Sent;
-                c.retains_without_group = false;
-                c.counts_receivers = true;
-                c.receipt_positions = false;
-                c.max_partitions = 1;
-            }
+            Self::Memory => Capabilities::memory(),
+            Self::Kafka => Capabilities::kafka(),
+            Self::Amqp => Capabilities::amqp(),
+            Self::AmqpClassic => Capabilities::amqp_classic(),
+            Self::Redis => Capabilities::redis(),
+            Self::RedisPubSub => Capabilities::redis_pubsub(),
         }
-        c
     }
 
     /// How topics keep messages unless they say.

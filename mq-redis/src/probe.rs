@@ -2,10 +2,9 @@
 
 use crate::answer::{as_text, failure, field};
 use crate::url::{Options, Transport};
-use mq_api::{AttemptCounts, Capabilities, Durability, Error, ErrorKind, Feature, Result, Support, Takeover};
+use mq_api::{Capabilities, Durability, Error, ErrorKind, Result};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
-use std::time::Duration;
 
 /// What was found out at a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,74 +73,14 @@ pub(crate) async fn probe(conn: &MultiplexedConnection) -> Result<Facts> {
 /// The capabilities of the connection.
 pub(crate) fn capabilities(options: &Options, facts: Option<&Facts>) -> Capabilities {
     let mut all = match options.transport {
-        Transport::Streams => streams(),
-        Transport::PubSub => pubsub(),
+        Transport::Streams => Capabilities::redis(),
+        Transport::PubSub => Capabilities::redis_pubsub(),
     };
     all.server = facts.and_then(|f| f.server.clone());
-    all.max_partitions = 1;
     if options.transport == Transport::Streams {
         let alone = if facts.is_some_and(|f| f.flushes) { Durability::Disk } else { Durability::Memory };
         all.settle_level = alone;
         all.send_level = if options.wait > 0 { Durability::Replicated } else { alone };
     }
-    all
-}
-
-fn streams() -> Capabilities {
-    let mut all = Capabilities::new("redis")
-        .with(Feature::Retry, Support::Emulated("parked in the pending list, counted in a hash of the group"))
-        .with(Feature::Delay, Support::Emulated("parked in the pending list with an index of due times"))
-        .with(Feature::DeadLetters, Support::Emulated("one script writes the dead letter and acknowledges"))
-        .with(Feature::Redrive, Support::Emulated("through a side stream that only the group reads"))
-        .with(
-            Feature::Replay,
-            Support::Unsupported(
-                "topics remove what all groups handled; those in log mode (Retention::Log) are replayed",
-            ),
-        )
-        .with(Feature::Partitions, Support::Unsupported("a stream has no partitions; use one topic, or several"))
-        .with(
-            Feature::PerKey,
-            Support::Unsupported("members of a group read one stream side by side; use one member, or Kafka"),
-        )
-        .with(
-            Feature::Patterns,
-            Support::Unsupported("a stream is read by its name; patterns are for redis+pubsub://"),
-        );
-    // A take is counted by the server, a hand-over by the library when it is settled: a crash in between is not counted.
-    all.attempts = AttemptCounts::AtLeast;
-    // The lease runs out, and a member looks every third of a lease.
-    all.takeover = Takeover { lease_tenths: 15, fixed: Duration::from_secs(1) };
-    all
-}
-
-fn pubsub() -> Capabilities {
-    let mut all = Capabilities::new("redis-pubsub");
-    let stored = "Pub/Sub stores nothing; use redis:// (Streams)";
-    for feature in [
-        Feature::Groups,
-        Feature::Settlement,
-        Feature::Retry,
-        Feature::Delay,
-        Feature::DeadLetters,
-        Feature::Redrive,
-        Feature::Peek,
-        Feature::Replay,
-        Feature::Partitions,
-        Feature::PerKey,
-        Feature::Backlog,
-        Feature::Inspect,
-        Feature::Provision,
-        Feature::Reset,
-    ] {
-        all = all.with(feature, Support::Unsupported(stored));
-    }
-    all.send_level = Durability::Sent;
-    all.settle_level = Durability::Sent;
-    all.retains_without_group = false;
-    all.counts_receivers = true;
-    all.receipt_positions = false;
-    // Nothing is taken over; a connection that is dead is noticed within this.
-    all.takeover = Takeover { lease_tenths: 0, fixed: Duration::from_secs(20) };
     all
 }

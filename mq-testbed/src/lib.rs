@@ -28,6 +28,8 @@ mod programs;
 pub mod proxy;
 mod rabbitmq;
 mod redis;
+#[cfg(feature = "conformance")]
+mod road;
 mod server;
 mod table;
 pub mod trial;
@@ -50,6 +52,8 @@ pub use problem::{Problem, Result};
 pub use process::{Knock, Launch, Process, send, send_to_group};
 pub use rabbitmq::{RabbitMember, RabbitOptions, RabbitUser};
 pub use redis::RedisOptions;
+#[cfg(feature = "conformance")]
+pub use road::{Doors, Road};
 pub use server::{Killed, Restarted, Server};
 pub use table::{Running, identity, is_same, running};
 pub use versions::Version;
