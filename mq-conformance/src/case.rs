@@ -20,6 +20,8 @@ pub struct Case {
     pub clock: Option<Clock>,
     /// Must not run beside others: it counts what the whole process has, or blocks it.
     pub alone: bool,
+    /// Only for a broker that writes down what happens: a promise to users' tests.
+    pub recorded: bool,
     /// Planted bugs that have to make it fail.
     pub bugs: &'static [Bug],
     /// The test.
@@ -48,6 +50,7 @@ macro_rules! cases {
                 spread: $crate::case::Spread::Both,
                 clock: None,
                 alone: false,
+                recorded: false,
                 bugs: &[$($crate::planted::Bug::$bug),*],
                 run: |t| Box::pin($name(t)),
             };
@@ -57,6 +60,7 @@ macro_rules! cases {
     };
     (@option $case:ident one) => { $case.spread = $crate::case::Spread::One; };
     (@option $case:ident real) => { $case.clock = Some($crate::Clock::Real); };
+    (@option $case:ident recorded) => { $case.recorded = true; };
     (@option $case:ident alone) => { $case.alone = true; };
 }
 pub(crate) use cases;

@@ -1,6 +1,6 @@
 //! What a backend gives to the suite: connections, and power over what goes wrong.
 
-use mq_api::{Broker, Feature, Result, Topic, async_trait};
+use mq_api::{Broker, Feature, MessageId, Result, Topic, async_trait};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,11 @@ pub trait Factory: Send + Sync {
 
     /// Whether the backend keeps all its promises on a paused clock, so that the suite may use the contract's own times.
     fn virtual_time(&self) -> bool {
+        false
+    }
+
+    /// Whether its broker can write down what happens, so that the promises to users' tests hold of it (section 10).
+    fn records(&self) -> bool {
         false
     }
 
@@ -83,6 +88,36 @@ pub struct Fired {
     pub delivered: u64,
     /// Deliveries acknowledged.
     pub acked: u64,
+}
+
+/// What a recording broker wrote down of one message.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Stored.
+    pub sent: u64,
+    /// Handed over.
+    pub delivered: u64,
+    /// Acknowledged.
+    pub acked: u64,
+    /// Failed, to come again.
+    pub retried: u64,
+    /// Dead-lettered.
+    pub dead_lettered: u64,
+    /// Anything else.
+    pub other: u64,
+}
+
+/// The record of a broker that keeps one.
+#[async_trait]
+pub trait Record: Send + Sync {
+    /// Waits until all that was caused is done: nothing is ready, in hand or delayed in any group.
+    async fn all_done(&self);
+
+    /// What happened to a message.
+    fn tally(&self, id: &MessageId) -> Tally;
+
+    /// Everything that happened, in order, a line each.
+    fn lines(&self) -> Vec<String>;
 }
 
 /// The broker as one test sees it. Faults act on one connection, because that is where they happen.
@@ -169,6 +204,11 @@ pub trait Environment: Send + Sync {
     /// How often the hooks of all connections fired.
     fn fired(&self) -> Hook<Fired> {
         Err(Lacking("counting the engine's hooks"))
+    }
+
+    /// The record of the broker behind a connection that was made with `record=true`.
+    fn record(&self, _of: &Connection) -> Hook<Arc<dyn Record>> {
+        Err(Lacking("a broker that records"))
     }
 
     /// A secret that this environment connects with, to be looked for where it must not be.

@@ -1,9 +1,10 @@
 //! The environment of the in-memory broker: the contract's own times on a paused clock, and every fault.
 
-use crate::{Clock, Environment, Factory, Hook, Lacking, Leftovers, Line, Lines, Pace, Site, World};
-use mq_api::{Broker, Error, ErrorKind, Feature, Result, Topic, async_trait};
-use mq_memory::{Link, MemoryBroker, MemoryConfig, Profile};
+use crate::{Clock, Environment, Factory, Hook, Lacking, Leftovers, Line, Lines, Pace, Record, Site, Tally, World};
+use mq_api::{Broker, Error, ErrorKind, Feature, MessageId, Result, Topic, async_trait};
+use mq_memory::{Link, MemoryBroker, MemoryConfig, Profile, Trace, What};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +24,14 @@ impl Factory for Memory {
         true
     }
 
+    fn records(&self) -> bool {
+        // There is nothing to settle on Pub/Sub, and so nothing to wait for.
+        self.profile != Profile::RedisPubSub
+    }
+
     fn environment(&self, clock: Clock, _run: &str) -> Arc<dyn Environment> {
-        Arc::new(World::new(InProcess { profile: self.profile, clock, broker: Mutex::new(None) }))
+        let (broker, apart) = (Mutex::default(), Mutex::default());
+        Arc::new(World::new(InProcess { profile: self.profile, clock, broker, apart }))
     }
 }
 
@@ -33,7 +40,12 @@ struct InProcess {
     clock: Clock,
     /// Made at the first connection.
     broker: Mutex<Option<MemoryBroker>>,
+    /// Brokers of one connection alone, by its number: those made with parameters that a broker has from its start.
+    apart: Mutex<BTreeMap<u64, MemoryBroker>>,
 }
+
+/// Parameters that a broker has from its start.
+const FROM_THE_START: [&str; 3] = ["profile", "record", "seed"];
 
 /// How long a broker that is down at start is waited for, unless the parameter says otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -111,7 +123,10 @@ impl Site for InProcess {
 
     async fn connect(&self, lines: &Lines<Link>, number: u64, parameters: &[(&str, &str)]) -> Result<Arc<dyn Broker>> {
         let mut limit = CONNECT_TIMEOUT;
-        let mut url = format!("memory://suite?profile={}", self.profile.as_str());
+        let mut url = "memory://suite?".to_owned();
+        if !parameters.iter().any(|(name, _)| *name == "profile") {
+            url.push_str(&format!("profile={}", self.profile.as_str()));
+        }
         for (name, value) in parameters {
             // Waiting for a broker is the environment's part here: this broker is in the process and never down.
             match value.strip_suffix('s').map(str::parse) {
@@ -123,6 +138,11 @@ impl Site for InProcess {
         let mut accepting = lines.accepting();
         if tokio::time::timeout(limit, accepting.wait_for(|yes| *yes)).await.is_err() {
             return Err(Error::new(ErrorKind::Unavailable, format!("the broker was not up within {limit:?}")));
+        }
+        if parameters.iter().any(|(name, _)| FROM_THE_START.contains(name)) {
+            let apart = MemoryBroker::new(config)?;
+            self.apart.lock().insert(number, apart.clone());
+            return Ok(linked(lines, number, &apart));
         }
         Ok(linked(lines, number, &self.broker(config, lines)?))
     }
@@ -153,5 +173,46 @@ impl Site for InProcess {
             left.details = members;
         }
         left
+    }
+
+    fn record(&self, number: u64) -> Hook<Arc<dyn Record>> {
+        let broker = self.apart.lock().get(&number).cloned();
+        let found = broker.and_then(|broker| Some(Recorded { trace: broker.trace()?, broker }));
+        found.map(|r| Arc::new(r) as Arc<dyn Record>).ok_or(Lacking("a connection that was made with record=true"))
+    }
+}
+
+struct Recorded {
+    broker: MemoryBroker,
+    trace: Arc<Trace>,
+}
+
+#[async_trait]
+impl Record for Recorded {
+    async fn all_done(&self) {
+        // Its only error is that the broker does not record, and this one does.
+        let _ = self.broker.all_done().await;
+    }
+
+    fn tally(&self, id: &MessageId) -> Tally {
+        let mut tally = Tally::default();
+        for event in self.trace.events().iter().filter(|event| event.id == *id) {
+            let count = match (&event.what, event.topic.dead_letters_of()) {
+                // The copy of a dead letter is stored under the same id.
+                (What::Sent, Some(_)) => continue,
+                (What::Sent, None) => &mut tally.sent,
+                (What::Delivered { .. }, _) => &mut tally.delivered,
+                (What::Acked, _) => &mut tally.acked,
+                (What::Retried { .. }, _) => &mut tally.retried,
+                (What::DeadLettered(_), _) => &mut tally.dead_lettered,
+                _ => &mut tally.other,
+            };
+            *count += 1;
+        }
+        tally
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.trace.events().iter().map(ToString::to_string).collect()
     }
 }

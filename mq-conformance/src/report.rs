@@ -221,6 +221,7 @@ impl Report {
         let find = |in_: &Report, name: &str| in_.entries.iter().find(|e| e.name == name).cloned();
         for entry in &self.entries {
             match find(other, &entry.name) {
+                None if entry.promise.starts_with("10.") => {}
                 None => lines.push(format!("{}: ran on {} only", entry.name, self.backend)),
                 Some(twin) => {
                     let (a, b) = (word(&entry.outcome), word(&twin.outcome));
@@ -235,7 +236,8 @@ impl Report {
                 }
             }
         }
-        for entry in &other.entries {
+        // Promises to users' tests (section 10) are those of a broker that records: a server has none to keep.
+        for entry in other.entries.iter().filter(|entry| !entry.promise.starts_with("10.")) {
             if find(self, &entry.name).is_none() {
                 lines.push(format!("{}: ran on {} only", entry.name, other.backend));
             }

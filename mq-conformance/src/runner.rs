@@ -54,7 +54,7 @@ pub fn run(factory: &Arc<dyn Factory>, cases: &[Case], options: &Options) -> Rep
     let partitioned = found.as_ref().is_some_and(|f| f.has(Feature::Partitions));
     let mut jobs = VecDeque::new();
     let mut lonely = VecDeque::new();
-    for case in cases {
+    for case in cases.iter().filter(|case| !case.recorded || factory.records()) {
         let counts: &[u32] = match case.spread {
             Spread::Both if partitioned => &[1, MANY_PARTITIONS],
             _ => &[1],

@@ -2,7 +2,7 @@
 //! ([`Line`]: the in-memory broker's link, a proxy before a server); connections by number, faults by number, the hooks'
 //! counts and what is left open are the same for all.
 
-use crate::{Connection, Environment, Fired, Hook, Lacking, Leftovers, Pace};
+use crate::{Connection, Environment, Fired, Hook, Lacking, Leftovers, Pace, Record};
 use mq_api::{Broker, Feature, HealthState, Result, Source, Topic, async_trait};
 use mq_core::Hooks;
 use parking_lot::Mutex;
@@ -79,6 +79,11 @@ pub trait Site: Send + Sync + 'static {
     /// leave.
     async fn leftovers(&self, _died: bool) -> Leftovers {
         Leftovers::default()
+    }
+
+    /// As [`Environment::record`], by the number of the connection.
+    fn record(&self, _number: u64) -> Hook<Arc<dyn Record>> {
+        Err(Lacking("a broker that records"))
     }
 
     /// As [`Environment::secret`].
@@ -313,6 +318,10 @@ impl<S: Site> Environment for World<S> {
         let read = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let counts = &self.lines.counts;
         Ok(Fired { sent: read(&counts.sent), delivered: read(&counts.delivered), acked: read(&counts.acked) })
+    }
+
+    fn record(&self, of: &Connection) -> Hook<Arc<dyn Record>> {
+        self.site.record(of.number)
     }
 
     fn secret(&self) -> Option<String> {

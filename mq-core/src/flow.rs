@@ -1,7 +1,7 @@
 //! What a consumer may still take: counts, bytes, and the gates that stop it (pause, transient pause, drain, a suspect alone).
 
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 /// Why nothing is handed out. Several may hold at once.

@@ -3,8 +3,8 @@
 
 use crate::flow::{Flow, Gate};
 use crate::lane::Lane;
+use crate::sync::Mutex;
 use mq_api::{Deliveries, Error, Event, EventLog};
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

@@ -39,6 +39,8 @@ mod shared;
 mod slots;
 mod stamp;
 mod supervise;
+mod sync;
+mod tries;
 mod window;
 
 pub use consumer::EngineConsumer;

@@ -1,12 +1,26 @@
 //! Messages on their way to the broker: accepted, queued, flying, outcome. One window of messages and bytes, a first-in
 //! first-out waiting room before it, retries of unknown outcomes in order, time limits.
+//!
+//! **Order of a key.** Sends of one key that were all confirmed stand in the log in the order of the calls, by their first
+//! occurrences. Writing is pipelined, so when one fails, later ones of its key may be written already. Therefore
+//!
+//! 1. while a send of a key waits for its retry, or is tried again, no later send of that key is written;
+//! 2. a retry waits until every send of its key that was written before has its outcome; those that failed too are tried
+//!    again after it, in order;
+//! 3. a send that failed while a later one of its key was confirmed is *not* tried again: that would put it behind. It ends at
+//!    once, as `Unknown` where a try of it may have been stored, and from then on order for that key is the caller's.
+//!
+//! What this takes from a driver: it writes the messages of a key in the order in which it took them, to a broker that handles
+//! them in that order. Then of two that a lost connection left without answer, the later was stored only if the earlier was,
+//! and tries of both, in order, can only add duplicates.
 
 use crate::hooks::Hooks;
 use crate::keeper::Target;
 use crate::keygate::key_hash;
-use crate::window::{Slot, State, Table, may_be_stored, outcome_now};
+use crate::sync::Mutex;
+use crate::tries::{Slot, State, may_be_stored, outcome_now};
+use crate::window::Table;
 use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending, Topic};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -157,9 +171,20 @@ impl Outbox {
                     table.requeue(index);
                 }
                 other => {
+                    // Copies go to places of their own, and are tried again by whoever made them.
+                    let is_send = matches!(slot.target, Some(Target::Topic));
+                    let passes = other.is_ok() && is_send && slot.key.is_some();
+                    let passed = if passes { table.pass(index) } else { Vec::new() };
                     // Copies of retries and dead letters are no sends of the program's.
-                    sent += usize::from(other.is_ok() && matches!(slot.target, Some(Target::Topic)));
+                    sent += usize::from(other.is_ok() && is_send);
                     self.finish(table, index, other, &mut wakers);
+                    for index in passed {
+                        let outcome = outcome_now(&table.slots[index as usize]);
+                        let text = "a try failed, and a later message of its key was confirmed meanwhile: another try would \
+                                    put it behind that one";
+                        let error = Error::new(ErrorKind::Unavailable, text).with_outcome(outcome);
+                        self.finish(table, index, Err(error), &mut wakers);
+                    }
                 }
             }
         }
@@ -179,7 +204,7 @@ impl Outbox {
     /// Unknown outcomes and connections that failed before a byte was written are tried again, with the same id, within the
     /// time limit. What the broker refused is not.
     fn may_retry(slot: &Slot, error: &Error) -> bool {
-        let open = slot.retry_until.is_some_and(|t| Instant::now() < t) && !slot.forgotten;
+        let open = slot.retry_until.is_some_and(|t| Instant::now() < t) && !slot.forgotten && !slot.passed;
         match error.outcome() {
             Some(Outcome::Rejected) => false,
             Some(Outcome::NotSent) => {
@@ -312,6 +337,19 @@ impl Outbox {
         drop(guard);
         wakers.into_iter().for_each(Waker::wake);
         unknown
+    }
+}
+
+#[cfg(test)]
+impl Outbox {
+    /// Whether the driver still has it.
+    pub(crate) fn is_flying(&self, ticket: u64) -> bool {
+        self.table.lock().slot(ticket).is_some_and(|slot| matches!(slot.state, State::Flying))
+    }
+
+    /// Lines of keys, and retries on offer.
+    pub(crate) fn open_entries(&self) -> (usize, usize) {
+        self.table.lock().open_entries()
     }
 }
 

@@ -1,9 +1,9 @@
 //! What is not known settled, over all sessions of a consumer: where a group that was lost has to start again.
 
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use mq_api::Position;
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where a partition was left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 //! timer. Operations are numbered; confirmation is a watermark, so that an awaited ack needs no cell of its own.
 
 use crate::policy::Settlement;
+use crate::sync::{Mutex, MutexGuard};
 use mq_api::{Durability, Position, Settled, Stored};
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

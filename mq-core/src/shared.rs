@@ -9,15 +9,15 @@ use crate::keeper::Keeper;
 use crate::mechanics::Mechanics;
 use crate::policy::Policy;
 use crate::settles::Tally;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use bytes::Bytes;
 use mq_api::{
     Durability, EventLog, Failure, Guarantee, HealthSetter, HealthState, MessageId, Mode, OnDeadLetter, Reason, Source,
     Subscription,
 };
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tokio::time::Instant;
 
 /// What a close could not do.

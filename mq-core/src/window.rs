@@ -1,71 +1,17 @@
 //! The table behind an outbox: which sends are open, which may be written next, and how retries keep the order of their keys.
 //!
-//! A key in trouble gets a *line*: its retries go out one at a time in order of sending, and no later send of the key is
-//! written until the last of them has its outcome. Other keys, and messages without key, go on meanwhile.
+//! A key in trouble gets a *line*: its retries go out one at a time in order of sending, none before every first try of the key
+//! that was written has its outcome, and no later send of the key is written until the last of them has its own. Other keys,
+//! and messages without key, go on meanwhile.
 
 use crate::keeper::Target;
 use crate::outbox::Outgoing;
-use mq_api::{Error, Message, Outcome, SendResult};
+use crate::tries::{Slot, State};
+use mq_api::SendResult;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::Waker;
 use std::time::Duration;
 use tokio::time::Instant;
-
-#[derive(Debug, Default)]
-pub(crate) enum State {
-    #[default]
-    Free,
-    /// Waits for room.
-    Waiting,
-    /// May be written.
-    Queued,
-    /// Is being written or waits for its confirmation.
-    Flying,
-    Done(SendResult),
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Slot {
-    pub(crate) state: State,
-    pub(crate) generation: u32,
-    /// Order of the calls; unique.
-    pub(crate) seq: u64,
-    pub(crate) forgotten: bool,
-    /// An earlier try may have been stored.
-    pub(crate) doubtful: bool,
-    pub(crate) message: Message,
-    pub(crate) target: Option<Target>,
-    pub(crate) size: u32,
-    pub(crate) key: Option<u64>,
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) retry_until: Option<Instant>,
-    pub(crate) due: Option<Instant>,
-    pub(crate) tries: u32,
-    pub(crate) waker: Option<Waker>,
-}
-
-impl Slot {
-    pub(crate) fn is_open(&self) -> bool {
-        matches!(self.state, State::Waiting | State::Queued | State::Flying)
-    }
-
-    pub(crate) fn release(&mut self) {
-        self.state = State::Free;
-        self.generation = self.generation.wrapping_add(1);
-        self.waker = None;
-        self.message.clear();
-        self.target = None;
-    }
-
-    /// What the caller may be told: nothing more certain than what is known of every try.
-    pub(crate) fn honest(&self, result: SendResult) -> SendResult {
-        result.map_err(|error| match error.outcome() {
-            Some(Outcome::Unknown) => error,
-            Some(_) if !self.doubtful => error,
-            _ => error.with_outcome(Outcome::Unknown),
-        })
-    }
-}
 
 /// Slot and sequence number: stale once the slot is used for another send.
 type Entry = (u32, u64);
@@ -126,7 +72,7 @@ impl Table {
         });
         self.seq += 1;
         let slot = &mut self.slots[index as usize];
-        (slot.seq, slot.forgotten, slot.doubtful) = (self.seq, false, false);
+        (slot.seq, slot.forgotten, slot.doubtful, slot.passed) = (self.seq, false, false, false);
         (slot.due, slot.tries, slot.waker, slot.retry_until) = (None, 0, None, None);
         (index, slot)
     }
@@ -190,10 +136,10 @@ impl Table {
         {
             self.ready.pop_first();
             if let Some(key) = self.slots[index as usize].key {
-                let written_before = self.flies_before(key, seq);
+                let others_fly = self.first_try_flies(key);
                 let Some(line) = self.lines.get_mut(&key) else { continue };
-                if written_before {
-                    // Its outcome may put it before this one.
+                if others_fly {
+                    // The outcome of an earlier one may put it before this one; that of a later one may forbid this try.
                     let later = (now + PAUSE, seq);
                     line.offered = Some(later);
                     self.ready.insert(later, index);
@@ -244,11 +190,7 @@ impl Table {
 
     #[inline]
     fn note_flight(&mut self, index: u32, seq: u64) {
-        while let Some(front) = self.flight.front()
-            && !self.is_first_try(*front)
-        {
-            self.flight.pop_front();
-        }
+        self.drop_answered();
         // One that flies for long must not keep the notes of all that pass it.
         if self.flight.len() > 64 + 4 * self.used {
             let mut flight = std::mem::take(&mut self.flight);
@@ -258,16 +200,40 @@ impl Table {
         self.flight.push_back((index, seq));
     }
 
-    /// Whether an earlier send of this key is being written for the first time.
-    fn flies_before(&mut self, key: u64, seq: u64) -> bool {
+    /// Whether a send of this key is being written for the first time.
+    fn first_try_flies(&mut self, key: u64) -> bool {
+        self.drop_answered();
+        self.flight.iter().any(|entry| self.slots[entry.0 as usize].key == Some(key) && self.is_first_try(*entry))
+    }
+
+    fn drop_answered(&mut self) {
         while let Some(front) = self.flight.front()
             && !self.is_first_try(*front)
         {
             self.flight.pop_front();
         }
-        self.flight
-            .iter()
-            .any(|entry| entry.1 < seq && self.slots[entry.0 as usize].key == Some(key) && self.is_first_try(*entry))
+    }
+
+    /// The send at `index` is confirmed, so that no earlier one of its key may be tried again. Those that are being written are
+    /// marked; those that wait for their retry, or were to be tried again, are returned.
+    pub(crate) fn pass(&mut self, index: u32) -> Vec<u32> {
+        let slot = &self.slots[index as usize];
+        let (Some(key), seq) = (slot.key, slot.seq) else { return Vec::new() };
+        self.drop_answered();
+        // First tries of one key are noted in order of sending: those before this one are all that it can have passed.
+        for at in 0..self.flight.len() {
+            let entry = self.flight[at];
+            if entry.1 == seq {
+                break;
+            }
+            if entry.1 < seq && self.slots[entry.0 as usize].key == Some(key) && self.is_first_try(entry) {
+                self.slots[entry.0 as usize].passed = true;
+            }
+        }
+        match self.lines.get(&key) {
+            Some(line) => line.retries.range(..seq).map(|(_, index)| *index).collect(),
+            None => Vec::new(),
+        }
     }
 
     /// A flying one is to be tried again.
@@ -377,6 +343,11 @@ impl Table {
         flying.into_iter().map(|(_, index)| self.ticket(index)).collect()
     }
 
+    #[cfg(test)]
+    pub(crate) fn open_entries(&self) -> (usize, usize) {
+        (self.lines.len(), self.ready.len())
+    }
+
     /// A failure that nobody will see is counted.
     pub(crate) fn unseen(&mut self, result: &SendResult) {
         self.unobserved += u64::from(result.is_err());
@@ -385,17 +356,3 @@ impl Table {
 
 /// Half of the first pause before a retry.
 const PAUSE: Duration = Duration::from_millis(5);
-
-/// What is known of an open send that ends now.
-pub(crate) fn outcome_now(slot: &Slot) -> Outcome {
-    match slot.state {
-        State::Flying => Outcome::Unknown,
-        _ if slot.doubtful => Outcome::Unknown,
-        _ => Outcome::NotSent,
-    }
-}
-
-/// Whether a failed try may have been stored.
-pub(crate) fn may_be_stored(error: &Error) -> bool {
-    !matches!(error.outcome(), Some(Outcome::NotSent | Outcome::Rejected))
-}

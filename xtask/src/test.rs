@@ -87,6 +87,9 @@ pub(crate) fn run(args: Args) -> Outcome {
         tests = tests.args(["--", "--include-ignored"]);
     }
     reports.push(with_servers(tests).run());
+    // Interleavings of the engine's threads, under a scheduler that tries many.
+    let models = ["test", "-p", "mq-core", "--features", "shuttle", "--lib", "model::threads"];
+    reports.push(Step::cargo("thread models", &models).run());
     // Side by side: they wait for brokers and back-offs more than they compute.
     reports.extend(side_by_side(2, suites(&args, &missing).into_iter().map(&with_servers).collect()));
     reports.extend(in_turn(examples().into_iter().map(&with_servers).collect()));

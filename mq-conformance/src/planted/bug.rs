@@ -50,6 +50,7 @@ bugs! {
     DrainHurries "A close does not wait for deliveries in hand.";
     DropIsAck "Dropping a delivery acks it.";
     DropIsRelease "Dropping a delivery gives it back uncounted and at once.";
+    DoneTooEarly "Waiting until all is done ends at once.";
     DryRunActs "A dry run redrives.";
     DurabilityIgnored "A required level is not checked.";
     EmptyKeyIsNone "An empty key arrives as no key.";
@@ -119,6 +120,7 @@ bugs! {
     SameIdOnce "The second message of an id is dropped.";
     SecondIdle "The second member gets nothing.";
     SecretsShown "Errors show values.";
+    SeedIgnored "A seed is not used.";
     SendBoundIgnored "A producer is not bounded.";
     SendRetryForced "Unknown sends are always tried again.";
     SendTwice "Every message is sent twice.";
@@ -129,6 +131,7 @@ bugs! {
     StartIgnored "Every group starts at the latest message.";
     StaysDown "After a cut a consumer receives nothing.";
     TaskLeaks "A task per consumer stays behind.";
+    TimelineForgets "Retries are not in the record.";
     TimestampLost "Timestamps are lost.";
     TombstoneIsEmpty "A tombstone arrives as an empty payload.";
     TransientCounts "A transient failure counts and does not pause.";

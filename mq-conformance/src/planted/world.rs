@@ -2,8 +2,8 @@
 
 use super::broker::FaultyBroker;
 use super::{Bug, State};
-use crate::{Clock, Connection, Environment, Factory, Fired, Hook, Leftovers, Pace};
-use mq_api::{Error, ErrorKind, Feature, Result, Topic, async_trait};
+use crate::{Clock, Connection, Environment, Factory, Fired, Hook, Leftovers, Pace, Record, Tally};
+use mq_api::{Error, ErrorKind, Feature, MessageId, Result, Topic, async_trait};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,6 +29,10 @@ impl Factory for Faulty {
 
     fn virtual_time(&self) -> bool {
         self.inner.virtual_time()
+    }
+
+    fn records(&self) -> bool {
+        self.inner.records()
     }
 
     fn environment(&self, clock: Clock, run: &str) -> Arc<dyn Environment> {
@@ -82,7 +86,8 @@ impl Environment for FaultyWorld {
         while self.is(Bug::PatientConnect) && self.state.away.load(Ordering::Relaxed) {
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         }
-        let kept: Vec<(&str, &str)> = parameters.iter().copied().filter(|_| !self.is(Bug::ParametersIgnored)).collect();
+        let ignored = |name: &str| self.is(Bug::ParametersIgnored) || self.is(Bug::SeedIgnored) && name == "seed";
+        let kept: Vec<(&str, &str)> = parameters.iter().copied().filter(|(name, _)| !ignored(name)).collect();
         Ok(self.wrap(self.inner.connect_with(&kept).await?))
     }
 
@@ -143,7 +148,38 @@ impl Environment for FaultyWorld {
         }
     }
 
+    fn record(&self, of: &Connection) -> Hook<Arc<dyn Record>> {
+        let (inner, bug) = (self.inner.record(&self.original(of))?, self.state.bug);
+        Ok(Arc::new(FaultyRecord { inner, bug }))
+    }
+
     fn secret(&self) -> Option<String> {
         self.inner.secret()
+    }
+}
+
+struct FaultyRecord {
+    inner: Arc<dyn Record>,
+    bug: Bug,
+}
+
+#[async_trait]
+impl Record for FaultyRecord {
+    async fn all_done(&self) {
+        if self.bug != Bug::DoneTooEarly {
+            self.inner.all_done().await;
+        }
+    }
+
+    fn tally(&self, id: &MessageId) -> Tally {
+        let tally = self.inner.tally(id);
+        match self.bug {
+            Bug::TimelineForgets => Tally { retried: 0, ..tally },
+            _ => tally,
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.inner.lines()
     }
 }

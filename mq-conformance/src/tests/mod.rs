@@ -8,6 +8,7 @@ mod dead_letters;
 mod leases;
 mod order;
 mod receiving;
+mod recorded;
 mod seeing;
 mod sending;
 mod settling;
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Case> {
         alive::CASES,
         configuration::CASES,
         seeing::CASES,
+        recorded::CASES,
         capabilities::CASES,
         bugs::CASES,
     ]

@@ -1,7 +1,14 @@
-//! Models: random sequences of operations on a part of the engine, against what must always hold.
+//! Models: random sequences of operations on a part of the engine, against what must always hold; and interleavings of
+//! threads, with the feature `shuttle`, which puts that scheduler's locks and atomics in place of the ordinary ones.
 
+#[cfg(not(feature = "shuttle"))]
 mod lane;
+#[cfg(not(feature = "shuttle"))]
+mod outbox;
+#[cfg(not(feature = "shuttle"))]
 mod settles;
+#[cfg(feature = "shuttle")]
+mod threads;
 
 use crate::env::Env;
 use crate::hooks::NoHooks;
