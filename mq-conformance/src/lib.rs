@@ -27,6 +27,7 @@ pub mod sim;
 mod table;
 mod test;
 mod tests;
+mod trouble;
 #[cfg(feature = "world")]
 mod world;
 

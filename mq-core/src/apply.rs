@@ -3,8 +3,8 @@
 use crate::keeper::{Move, Target};
 use crate::lane::{Lane, Ring};
 use crate::mechanics::{MoveBy, ReleaseBy, RetryBy};
+use crate::plan::Carry;
 use crate::policy::{LetterFacts, Settlement};
-use crate::settles::Carry;
 use crate::slots::SlotState;
 use mq_api::{Envelope, Failure, Reason, SettleStart, Settled};
 use std::time::Duration;

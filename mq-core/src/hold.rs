@@ -2,7 +2,7 @@
 
 use crate::Settlement;
 use crate::lane::{Lane, Ring, Stray};
-use crate::settles::Token;
+use crate::plan::Token;
 use crate::slots::SlotState;
 use mq_api::Position;
 use std::task::{Context, Poll};

@@ -2,8 +2,9 @@
 //! their lane, and closing it is the only fence: settle, close and reading what to commit share one lock.
 
 use crate::keygate::{KeyGate, key_hash};
+use crate::plan::{Carry, Token};
 use crate::resume::Unsettled;
-use crate::settles::{Carry, SettleQueue, Token};
+use crate::settles::SettleQueue;
 use crate::shared::Shared;
 use crate::slots::{Slot, SlotState, Slots, Trial};
 use crate::sync::{Mutex, MutexGuard};

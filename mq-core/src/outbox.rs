@@ -18,26 +18,13 @@ use crate::hooks::Hooks;
 use crate::keeper::Target;
 use crate::keygate::key_hash;
 use crate::sync::Mutex;
-use crate::tries::{Slot, State, may_be_stored, outcome_now};
+use crate::tries::{Outgoing, Slot, State, may_be_stored, outcome_now};
 use crate::window::Table;
 use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending, Topic};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// A message for a driver to write.
-#[derive(Debug)]
-pub struct Outgoing {
-    /// To complete it by.
-    pub ticket: u64,
-    /// The message. Its contents are shared with the outbox, which keeps it for a retry.
-    pub message: Message,
-    /// Where to.
-    pub target: Target,
-    /// Its size, as [`Message::size`].
-    pub size: u32,
-}
 
 /// See the module.
 pub struct Outbox {

@@ -1,8 +1,8 @@
 //! The slots of a lane, found by number: a ring, and aside from it the few that stay unsettled while very many pass them, so
 //! that one slow handler does not keep the bookkeeping of everything behind it.
 
+use crate::plan::Token;
 use crate::ring::SeqRing;
-use crate::settles::Token;
 use mq_api::{Position, Stored};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::{SPAN, SlotState, Slots};
-    use crate::settles::Token;
+    use crate::plan::Token;
 
     #[test]
     fn one_that_stays_does_not_keep_those_that_pass() {

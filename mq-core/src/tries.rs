@@ -5,6 +5,19 @@ use mq_api::{Error, Message, Outcome, SendResult};
 use std::task::Waker;
 use tokio::time::Instant;
 
+/// A message for a driver to write.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// To complete it by.
+    pub ticket: u64,
+    /// The message. Its contents are shared with the outbox, which keeps it for a retry.
+    pub message: Message,
+    /// Where to.
+    pub target: Target,
+    /// Its size, as [`Message::size`].
+    pub size: u32,
+}
+
 #[derive(Debug, Default)]
 pub(crate) enum State {
     #[default]

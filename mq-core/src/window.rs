@@ -5,8 +5,7 @@
 //! and messages without key, go on meanwhile.
 
 use crate::keeper::Target;
-use crate::outbox::Outgoing;
-use crate::tries::{Slot, State};
+use crate::tries::{Outgoing, Slot, State};
 use mq_api::SendResult;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::Waker;

@@ -1,17 +1,24 @@
 //! The tests, in the order of the promises.
 
+mod accepted;
 mod alive;
 mod bugs;
+mod bugs_of_answers;
 mod capabilities;
+mod closing;
 mod configuration;
 mod dead_letters;
 mod leases;
+mod nacking;
 mod order;
 mod receiving;
 mod recorded;
+mod redriving;
 mod seeing;
 mod sending;
 mod settling;
+mod sharing;
+mod starting;
 mod words;
 
 use crate::Case;
@@ -21,17 +28,24 @@ pub fn all() -> Vec<Case> {
     [
         words::CASES,
         sending::CASES,
+        accepted::CASES,
         receiving::CASES,
+        starting::CASES,
         order::CASES,
+        sharing::CASES,
         settling::CASES,
+        nacking::CASES,
         leases::CASES,
         dead_letters::CASES,
+        redriving::CASES,
         alive::CASES,
+        closing::CASES,
         configuration::CASES,
         seeing::CASES,
         recorded::CASES,
         capabilities::CASES,
         bugs::CASES,
+        bugs_of_answers::CASES,
     ]
     .concat()
 }

@@ -3,7 +3,8 @@
 
 use crate::hooks::NoHooks;
 use crate::keeper::Target;
-use crate::outbox::{Outbox, Outgoing};
+use crate::outbox::Outbox;
+use crate::tries::Outgoing;
 use mq_api::{Durability, Error, ErrorKind, Message, Outcome, ProducerSpec, Receipt, SendResult, Sending};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};

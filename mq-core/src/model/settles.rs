@@ -1,6 +1,7 @@
 //! The settlement queue against a list of operations and what is known of each.
 
-use crate::settles::{Carry, Plan, SettleQueue, Token};
+use crate::plan::{Carry, Plan, Token};
+use crate::settles::SettleQueue;
 use futures_util::task::{ArcWake, waker};
 use mq_api::{Durability, Position, Settled};
 use proptest::prelude::*;

@@ -2,7 +2,8 @@
 
 use super::{Bench, incoming, mechanics};
 use crate::flow::{Flow, Gate};
-use crate::settles::{Plan, SettleQueue, Token};
+use crate::plan::{Plan, Token};
+use crate::settles::SettleQueue;
 use mq_api::{Deliveries, Durability, Settled, Subscription};
 use shuttle::future::block_on;
 use shuttle::thread;

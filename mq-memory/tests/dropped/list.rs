@@ -12,6 +12,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("mq-core/producer.rs: start", "open_producer behind the seam"),
     ("mq-core/env.rs: no_tasks", "waits for the end of tasks only; the closes are above it"),
     ("mq-core/env.rs: shut_down", "as no_tasks"),
+    ("mq-core/outbox.rs: send", "Producer::send behind the seam, and model/outbox.rs"),
     ("mq-core/outbox.rs: take", "a driver's; poll_take takes nothing unless it is ready (model/outbox.rs)"),
     ("mq-core/settles.rs: take", "a driver's; poll_take takes nothing unless it is ready (model/settles.rs)"),
     ("mq-core/settles.rs: flushed", "waits only"),

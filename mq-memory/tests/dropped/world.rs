@@ -101,7 +101,9 @@ impl World {
         assert!(seen.contains("after"), "{at}: nothing flows: {seen:?}");
         if operation.keeps {
             for label in operation.must_see() {
-                assert!(seen.contains(label), "{at}: {label} is lost; seen {seen:?}");
+                let events = memory.trace().map(|trace| trace.events()).unwrap_or_default();
+                let timeline = || events.iter().map(|e| format!("{e}\n")).collect::<String>();
+                assert!(seen.contains(label), "{at}: {label} is lost; seen {seen:?}\n{}", timeline());
             }
         }
         let backlog = soon("the backlog", second.admin().backlog(&topic(), &group())).await.unwrap();
