@@ -158,7 +158,7 @@ impl Capabilities {
 
     /// `takeover_bound` for a subscription with this lease: a dead member's deliveries reach another within it.
     pub fn takeover_bound(&self, lease: Duration) -> Duration {
-        lease * self.takeover.lease_tenths / 10 + self.takeover.fixed
+        (lease / 10).saturating_mul(self.takeover.lease_tenths).saturating_add(self.takeover.fixed)
     }
 
     /// Fails with the name of a feature that is missing, and why.

@@ -66,8 +66,8 @@ pub use sending::{Receipt, SendResult, SendTable, Sending};
 pub use settle::{Disposition, Lost, Settle, SettleStart, Settled, Settling, Source};
 pub use sink::MessageSink;
 pub use subscription::{
-    DeadLetterPolicy, Guarantee, Mode, OnDeadLetter, Ordering, Provisioning, ReplayFrom, Retention, RetryPolicy, Start,
-    Subscription,
+    DeadLetterPolicy, Guarantee, LONGEST, Mode, OnDeadLetter, Ordering, Provisioning, ReplayFrom, Retention,
+    RetryPolicy, Start, Subscription,
 };
 pub use topic::{Group, Topic};
 pub use typed::{Typed, TypedDelivery, TypedProducer};

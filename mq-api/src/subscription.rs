@@ -2,6 +2,10 @@ use crate::{Durability, Error, ErrorKind, Group, Position, Result, Topic};
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+/// The longest time that anything can be asked to take: ten years. Subscriptions that ask for more are refused, since no clock
+/// could be set; delays and deadlines of single calls are cut to it.
+pub const LONGEST: Duration = Duration::from_secs(3_650 * 24 * 3_600);
+
 /// What to receive, and how.
 ///
 /// ```
@@ -336,6 +340,10 @@ impl Subscription {
         }
         if self.max_processing < short {
             return bad("max_processing must be at least 1 ms");
+        }
+        let times = [self.lease, self.max_processing, self.retry.transient.1];
+        if times.iter().chain(&self.retry.delays).any(|time| *time > LONGEST) {
+            return bad("lease, max_processing, retry.delays and retry.transient are at most ten years (LONGEST)");
         }
         if self.crash_trials == 0 {
             return bad("crash_trials is 0; a message would be dead-lettered before it was handed over");

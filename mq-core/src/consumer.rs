@@ -316,7 +316,7 @@ struct Drain {
 
 impl Drain {
     async fn run(self, deadline: Duration, tasks: Option<(JoinHandle<()>, JoinHandle<()>)>) -> CloseReport {
-        let until = self.shared.env.now() + deadline;
+        let until = self.shared.env.after(deadline);
         let mut report = CloseReport::default();
         let drained = std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx));
         let _ = tokio::time::timeout_at(until, drained).await;

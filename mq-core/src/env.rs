@@ -1,7 +1,7 @@
 //! Clock, randomness and tasks: everything that a run depends on besides its input, in one place, so that a simulation can
 //! replay a run and close can prove that nothing is left.
 
-use mq_api::{Error, ErrorKind, Result};
+use mq_api::{Error, ErrorKind, LONGEST, Result};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::sync::Arc;
@@ -112,6 +112,11 @@ impl Env {
         self.0.start.0 + self.0.start.1.elapsed()
     }
 
+    /// That much later, or as late as can be.
+    pub fn after(&self, time: Duration) -> Instant {
+        later(self.now(), time)
+    }
+
     /// A random number.
     pub fn random(&self) -> u64 {
         self.0.rng.lock().u64(..)
@@ -152,7 +157,7 @@ impl Env {
     pub async fn shut_down(&self, deadline: Duration) -> bool {
         let Some(own) = &self.0.own else { return true };
         own.stop.send_replace(true);
-        let until = std::time::Instant::now() + deadline;
+        let until = std::time::Instant::now() + deadline.min(LONGEST);
         // The thread cannot signal through the runtime that it is taking down, so its flag is looked at.
         while !own.ended.load(Ordering::Acquire) {
             if std::time::Instant::now() >= until {
@@ -167,6 +172,11 @@ impl Env {
         }
         true
     }
+}
+
+/// That much later, cut to what a clock can show: `Duration::MAX` means for ever, and must not panic.
+pub(crate) fn later(now: Instant, time: Duration) -> Instant {
+    now + time.min(LONGEST)
 }
 
 /// Whether tokio's clock stands still while the system's runs. Takes a microsecond.

@@ -213,7 +213,7 @@ impl Inbox {
     /// A suspect goes out only when nothing else is in hand, and nothing else goes out while it is.
     fn poll_suspect(
         &self,
-        mut st: parking_lot::MutexGuard<'_, State>,
+        mut st: crate::sync::MutexGuard<'_, State>,
         cx: &mut Context<'_>,
         handed: usize,
         out: &mut Deliveries,

@@ -14,6 +14,7 @@
 //! them in that order. Then of two that a lost connection left without answer, the later was stored only if the earlier was,
 //! and tries of both, in order, can only add duplicates.
 
+use crate::env::later;
 use crate::hooks::Hooks;
 use crate::keeper::Target;
 use crate::keygate::key_hash;
@@ -110,7 +111,7 @@ impl Outbox {
         slot.message = message;
         slot.target = Some(target);
         slot.size = size;
-        slot.deadline = now.checked_add(timeout.unwrap_or(self.timeout));
+        slot.deadline = Some(later(now, timeout.unwrap_or(self.timeout)));
         match fits {
             true => table.enqueue(index),
             false => table.wait(index),
@@ -327,7 +328,7 @@ impl Outbox {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 impl Outbox {
     /// Whether the driver still has it.
     pub(crate) fn is_flying(&self, ticket: u64) -> bool {

@@ -1,7 +1,8 @@
 //! What a disposition means: the retry and dead-letter policy, pure, in one place for all backends.
 
 use mq_api::{
-    Class, DeadLetterPolicy, Disposition, Envelope, Failure, Mode, Ordering, Reason, RetryPolicy, Source, Subscription,
+    Class, DeadLetterPolicy, Disposition, Envelope, Failure, LONGEST, Mode, Ordering, Reason, RetryPolicy, Source,
+    Subscription,
 };
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -93,7 +94,7 @@ impl Policy {
                 Class::Permanent => self.dead(Reason::Permanent, failure, attempt),
                 Class::Transient => {
                     // Not counted: the same attempt number again. The pause of the subscription is the back-off.
-                    let after = after.unwrap_or(self.retry.transient.0);
+                    let after = after.unwrap_or(self.retry.transient.0).min(LONGEST);
                     return (Settlement::Retry { after, attempt, cause: failure }, Verdict::Transient);
                 }
             },
@@ -130,9 +131,10 @@ impl Policy {
         }
         // Upward only: a delay is never early.
         let after = after.unwrap_or_else(|| {
-            let delay = self.retry.delay_after(attempt);
+            let delay = self.retry.delay_after(attempt).min(LONGEST);
             delay + delay.mul_f64(self.retry.jitter * random)
         });
+        let after = after.min(LONGEST);
         Settlement::Retry { after, attempt: attempt.saturating_add(1), cause }
     }
 

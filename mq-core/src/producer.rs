@@ -61,8 +61,12 @@ impl<D: Driver> Supervised for Tx<D> {
         self.hooks.health(&self.spec.topic, state, &why.to_string());
     }
 
-    fn over(&self, _: Option<Error>) {
+    fn over(&self, error: Option<Error>) {
         self.outbox.session_lost("closed");
+        if error.is_some() {
+            // No session will come: what is open, and what would be sent, must not wait for its time limit.
+            self.outbox.end();
+        }
     }
 }
 

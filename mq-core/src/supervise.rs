@@ -78,7 +78,7 @@ pub(crate) async fn supervise<S: Supervised>(
 ) {
     let mut first = Some(first);
     let mut generation = 0;
-    let give_up = env.now() + policy.first;
+    let give_up = env.after(policy.first);
     let pauses = || {
         backon::ExponentialBuilder::default()
             .with_min_delay(policy.min_pause)

@@ -4,6 +4,7 @@
 //! that was written has its outcome, and no later send of the key is written until the last of them has its own. Other keys,
 //! and messages without key, go on meanwhile.
 
+use crate::env::later;
 use crate::keeper::Target;
 use crate::tries::{Outgoing, Slot, State};
 use mq_api::SendResult;
@@ -175,7 +176,7 @@ impl Table {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Flying;
         if slot.retry_until.is_none() {
-            slot.retry_until = now.checked_add(retry_for);
+            slot.retry_until = Some(later(now, retry_for));
         }
         let target = slot.target.clone().unwrap_or(Target::Topic);
         into.push(Outgoing { ticket, message: slot.message.clone(), target, size: slot.size });
@@ -342,7 +343,7 @@ impl Table {
         flying.into_iter().map(|(_, index)| self.ticket(index)).collect()
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "shuttle")))]
     pub(crate) fn open_entries(&self) -> (usize, usize) {
         (self.lines.len(), self.ready.len())
     }

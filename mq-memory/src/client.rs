@@ -19,10 +19,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+/// A client comes: the broker's clock runs while one is there.
+fn join(core: &Core) {
+    core.clients.fetch_add(1, Ordering::AcqRel);
+    if let Some(run) = core.timer.start() {
+        core.env.spawn(run);
+    }
+}
+
+/// A client goes; says whether it was the last.
+fn leave(core: &Core) -> bool {
+    let last = core.clients.fetch_sub(1, Ordering::AcqRel) == 1;
+    if last {
+        core.timer.stop();
+        // One that came at this moment found the clock running.
+        if core.clients.load(Ordering::Acquire) > 0
+            && let Some(run) = core.timer.start()
+        {
+            core.env.spawn(run);
+        }
+    }
+    last
+}
+
 pub(crate) struct Client {
     pub(crate) core: Arc<Core>,
     health: HealthSetter,
     closed: AtomicBool,
+    /// It no longer counts as a client: apart from `closed`, since a close may be dropped midway and called again.
+    left: AtomicBool,
     members: Mutex<Vec<Weak<Member>>>,
     producers: Mutex<Vec<Weak<MemoryProducer>>>,
     /// With a fault plan: what goes through the engine.
@@ -33,13 +58,14 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
-        core.clients.fetch_add(1, Ordering::AcqRel);
+        join(&core);
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
         let driver = core.faults.map(|plan| Arc::new(MemoryDriver { core: core.clone(), plan }));
         Arc::new(Self {
             core,
             health,
             closed: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             members: Mutex::default(),
             producers: Mutex::default(),
             driver,
@@ -60,9 +86,13 @@ impl Client {
 
     /// The program died: nobody closes this connection.
     pub(crate) fn forsake(&self) {
-        if !self.closed.swap(true, Ordering::AcqRel) && self.core.clients.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.core.timer.stop();
-        }
+        self.closed.store(true, Ordering::Release);
+        self.leave();
+    }
+
+    /// Counts as a client no more; says whether it was the last.
+    fn leave(&self) -> bool {
+        !self.left.swap(true, Ordering::AcqRel) && leave(&self.core)
     }
 
     pub(crate) fn open(&self) -> Result<()> {
@@ -227,7 +257,7 @@ impl Broker for Client {
     }
 
     async fn close(&self, deadline: Duration) -> CloseReport {
-        let first = !self.closed.swap(true, Ordering::AcqRel);
+        self.closed.store(true, Ordering::Release);
         let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
         let producers: Vec<_> = self.producers.lock().iter().filter_map(Weak::upgrade).collect();
         let mut report = CloseReport::default();
@@ -237,15 +267,19 @@ impl Broker for Client {
         for one in closing.collect::<Vec<_>>() {
             report += one.await;
         }
-        let senders: Vec<_> = self.senders.lock().drain(..).collect();
+        let senders: Vec<_> = self.senders.lock().clone();
         for sender in senders.iter().filter_map(Weak::upgrade) {
             report += sender.close(deadline).await;
         }
         producers.iter().for_each(|p| p.shut());
         self.health.set(HealthState::Closed, "", self.core.env.wall());
-        if first && self.core.clients.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.core.timer.stop();
-            self.core.env.no_tasks().await;
+        let joined = std::pin::pin!(self.core.timer.started());
+        if self.leave() {
+            // A client that comes meanwhile has tasks of its own, which this one does not wait for.
+            tokio::select! { biased;
+                () = self.core.env.no_tasks() => {}
+                () = joined => {}
+            }
         }
         report
     }
@@ -253,8 +287,6 @@ impl Broker for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if !self.closed.load(Ordering::Acquire) && self.core.clients.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.core.timer.stop();
-        }
+        self.leave();
     }
 }

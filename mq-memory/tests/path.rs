@@ -4,7 +4,7 @@
 
 use mq_api::{
     Backlog, BrokerExt, ConsumerExt, Count, Deliveries, Durability, Failure, Group, Message, Ordering, ProducerExt,
-    Result, Settled, Subscription, Topic,
+    Result, RetryPolicy, Settled, Subscription, Topic,
 };
 use mq_memory::{MemoryBroker, MemoryConfig};
 use std::time::Duration;
@@ -190,4 +190,60 @@ async fn partitions_are_spread_and_move_when_handled() -> Result<()> {
     }
     assert!(partitions[0].is_disjoint(&partitions[1]), "{partitions:?}, first {kept:?}");
     memory.all_done().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_comes_back_finds_its_delays_and_leases() -> Result<()> {
+    let memory = MemoryBroker::new(MemoryConfig::default())?;
+    let sub = || Subscription::group("orders", "billing").lease(Duration::from_secs(10)).member("m");
+    let first = memory.connect();
+    let mut consumer = first.subscribe(sub()).await?;
+    let orders = first.producer("orders").await?;
+    orders.send(Message::new("delayed")).await?;
+    orders.send(Message::new("crashed")).await?;
+    consumer.recv().await?.expect("open").nack_after(Duration::from_secs(60), "later").await;
+    let held = consumer.recv().await?.expect("open");
+    assert!(memory.crash("m"));
+    drop((held, consumer, orders));
+    // The only client goes: nothing of the broker is done until one comes, and then nothing is forgotten.
+    first.close(Duration::from_secs(1)).await;
+    assert_eq!(memory.tasks(), 0);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let second = memory.connect();
+    let mut consumer = second.subscribe(sub()).await?;
+    for expected in ["crashed", "delayed"] {
+        let delivery = tokio::time::timeout(Duration::from_secs(120), consumer.recv()).await.expect("it comes again");
+        let delivery = delivery?.expect("open");
+        assert_eq!(&delivery.payload_bytes()[..], expected.as_bytes());
+        delivery.ack().await;
+    }
+    second.close(Duration::from_secs(1)).await;
+    assert_eq!(memory.tasks(), 0);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_times_are_times_or_refused() -> Result<()> {
+    let memory = MemoryBroker::new(MemoryConfig::default())?;
+    let client = memory.connect();
+    let sub = || Subscription::group("orders", "billing");
+    for bad in [
+        sub().lease(Duration::MAX),
+        sub().max_processing(Duration::MAX),
+        sub().retry(RetryPolicy::attempts(3).delays([Duration::MAX])),
+        sub().retry(RetryPolicy::attempts(3).transient(Duration::from_secs(1), Duration::MAX)),
+    ] {
+        let error = client.subscribe(bad).await.err().expect("no clock can be set to that");
+        assert!(error.kind() == mq_api::ErrorKind::Config && error.to_string().contains("ten years"), "{error}");
+    }
+    let mut consumer = client.subscribe(sub().max_processing(mq_api::LONGEST).lease(mq_api::LONGEST)).await?;
+    let orders = client.producer("orders").await?;
+    orders.send(Message::new("m")).await?;
+    let delivery = consumer.recv().await?.expect("open");
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(delivery.is_owned(), "ten years are not over after an hour");
+    assert!(delivery.nack_after(Duration::MAX, "never").await.is_ok());
+    assert!(orders.send_timeout(Message::new("n"), Duration::MAX).await.is_ok());
+    client.close(Duration::MAX).await;
+    Ok(())
 }

@@ -2,16 +2,21 @@
 
 use super::{Bench, incoming, mechanics};
 use crate::flow::{Flow, Gate};
+use crate::hooks::NoHooks;
+use crate::keeper::Target;
+use crate::outbox::Outbox;
 use crate::plan::{Plan, Token};
 use crate::settles::SettleQueue;
-use mq_api::{Deliveries, Durability, Settled, Subscription};
+use mq_api::{Deliveries, Durability, Message, ProducerSpec, Receipt, Settled, Subscription};
 use shuttle::future::block_on;
 use shuttle::thread;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
-const RUNS: usize = 20_000;
+/// Interleavings of each model: all of them within half a minute, and a planted lost wake-up shows within the first hundred.
+const RUNS: usize = 1_000;
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
@@ -205,5 +210,85 @@ fn a_suspect_is_alone_while_others_settle() {
         }
         settler.join().unwrap();
         driver.join().unwrap();
+    });
+}
+
+#[test]
+fn every_send_is_answered_and_makes_room_for_the_next() {
+    check(|| {
+        let outbox = Outbox::new(&ProducerSpec::new("t").max_in_flight(1, 1000), Arc::new(NoHooks));
+        let driver = outbox.clone();
+        let driver = thread::spawn(move || {
+            let mut done = 0;
+            while done < 3 {
+                let mut batch = Vec::new();
+                block_on(driver.take(10, 1000, &mut batch));
+                assert_eq!(batch.len(), 1, "the window");
+                done += batch.len();
+                driver.complete(batch.into_iter().map(|out| (out.ticket, Ok(Receipt::new(Durability::Memory)))));
+            }
+        });
+        let senders: Vec<_> = (0..3)
+            .map(|_| {
+                let outbox = outbox.clone();
+                thread::spawn(move || block_on(outbox.send(Message::new("m"), Target::Topic, None)))
+            })
+            .collect();
+        let flushed = outbox.clone();
+        let flusher = thread::spawn(move || block_on(poll_fn(|cx| flushed.poll_flushed(cx))));
+        senders.into_iter().for_each(|s| assert!(s.join().unwrap().is_ok()));
+        flusher.join().unwrap();
+        driver.join().unwrap();
+        assert!(outbox.is_idle());
+    });
+}
+
+#[test]
+fn a_producer_that_ends_leaves_no_sender_waiting() {
+    check(|| {
+        let outbox = Outbox::new(&ProducerSpec::new("t").max_in_flight(1, 1000), Arc::new(NoHooks));
+        let senders: Vec<_> = (0..2)
+            .map(|_| {
+                let outbox = outbox.clone();
+                thread::spawn(move || block_on(outbox.send(Message::new("m"), Target::Topic, None)))
+            })
+            .collect();
+        let forgetful = outbox.clone();
+        let forgetful = thread::spawn(move || drop(forgetful.send(Message::new("m"), Target::Topic, None)));
+        let ending = outbox.clone();
+        let ending = thread::spawn(move || ending.end());
+        senders.into_iter().for_each(|s| assert!(s.join().unwrap().is_err()));
+        forgetful.join().unwrap();
+        assert_eq!(ending.join().unwrap(), 0, "nothing was written");
+        assert!(outbox.is_idle());
+    });
+}
+
+#[test]
+fn what_the_keeper_parks_comes_back_or_goes_with_its_lane() {
+    check(|| {
+        // Retries are parked in the engine.
+        let bench = Arc::new(Bench::new(Subscription::group("t", "g").max_in_flight(4), mechanics(2)));
+        bench.lane.push((0..2).map(|i| incoming(i, None, 10)));
+        let mut batch = Deliveries::new();
+        let got = block_on(poll_fn(|cx| bench.shared.inbox.poll_hand_out(cx, 2, &mut batch, Instant::now())));
+        assert_eq!(got.unwrap(), 2);
+        let settlers: Vec<_> = batch.into_iter().map(|d| thread::spawn(move || drop(d.nack("failed")))).collect();
+        let (keeping, closing) = (bench.clone(), bench.clone());
+        let keeping = thread::spawn(move || {
+            for _ in 0..3 {
+                keeping.shared.keeper.due(Instant::now() + Duration::from_secs(60));
+                thread::yield_now();
+            }
+        });
+        let closing = thread::spawn(move || {
+            closing.lane.close();
+            closing.settles.end();
+        });
+        settlers.into_iter().for_each(|s| s.join().unwrap());
+        keeping.join().unwrap();
+        closing.join().unwrap();
+        bench.shared.keeper.due(Instant::now() + Duration::from_secs(60));
+        assert_eq!((bench.shared.flow.in_flight(), bench.shared.hands.in_flight()), (0, 0));
     });
 }

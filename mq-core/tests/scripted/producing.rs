@@ -333,3 +333,52 @@ async fn same_ids_get_their_own_results() {
         assert_eq!(send.await.is_ok(), i % 2 == 0);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_ends_for_good_keeps_no_send_waiting() {
+    let rig = Rig::new();
+    let producer = rig.producer(ProducerSpec::new("orders")).await;
+    rig.script.writes(|_| Write::Silent);
+    let open = producer.send(message("open"));
+    tokio::time::sleep(millis(10)).await;
+    rig.script.end_tx_by(crate::script::Way::Fatal);
+    rig.script.cut_tx();
+    let began = Instant::now();
+    assert_eq!(outcome(open.await), Outcome::Unknown);
+    assert_eq!(outcome(producer.send(message("late")).await), Outcome::NotSent);
+    assert!(began.elapsed() < secs(1), "after {:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn for_ever_is_a_time_like_any_other() {
+    let rig = Rig::new();
+    let for_ever =
+        ProducerSpec::new("orders").retry_for(std::time::Duration::MAX).send_timeout(std::time::Duration::MAX);
+    let producer = rig.producer(for_ever).await;
+    let mut fails = 3;
+    rig.script.writes(move |_| {
+        fails -= 1;
+        if fails >= 0 { Write::LostUnknown } else { Write::Ok }
+    });
+    producer.send(message("m")).await.unwrap();
+    assert_eq!(stored(&rig), ["m"], "tried until it was stored");
+    assert_eq!(producer.close(std::time::Duration::MAX).await.unknown, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_send_that_failed_behind_a_confirmed_one_of_its_key_is_given_up() {
+    let rig = Rig::new();
+    rig.script.set_write_delay(secs(1));
+    let producer = rig.producer(ProducerSpec::new("orders")).await;
+    rig.script.writes(|out| if &*out.message.id.to_string() == "k-1" { Write::LostUnknown } else { Write::Ok });
+    let sends: Vec<_> = (1..=3).map(|n| producer.send(keyed("k", n))).collect();
+    let other = producer.send(keyed("other", 1));
+    let mut results = Vec::new();
+    for send in sends {
+        results.push(send.await);
+    }
+    // Another try of the first would put it behind the second.
+    assert_eq!(outcome(results.remove(0)), Outcome::Unknown);
+    assert!(results.iter().all(Result::is_ok) && other.await.is_ok());
+    assert_eq!(stored(&rig), ["k-2", "k-3", "other-1"]);
+}

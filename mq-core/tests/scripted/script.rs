@@ -53,6 +53,7 @@ struct State {
     resumes: Vec<Option<mq_core::Resume>>,
     lanes: Vec<Arc<Lane>>,
     way: Way,
+    tx_way: Way,
 }
 
 /// Shared by test and driver.
@@ -150,6 +151,19 @@ impl Script {
             Way::Panic => panic!("scripted panic of a driver"),
             Way::Closed => mq_core::End::Closed,
             Way::Fatal => mq_core::End::Fatal(Error::new(ErrorKind::Topology, "scripted")),
+        }
+    }
+
+    /// The next cut of a producer is of this kind.
+    pub fn end_tx_by(&self, way: Way) {
+        self.0.lock().tx_way = way;
+    }
+
+    /// How the cut producer's session ends.
+    pub fn tx_end(&self) -> mq_core::End {
+        match std::mem::take(&mut self.0.lock().tx_way) {
+            Way::Fatal => mq_core::End::Fatal(Error::new(ErrorKind::Topology, "scripted")),
+            _ => lost(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The writing half of every shape: takes from the outbox, waits, stores, answers.
 
 use crate::broker::{Dead, Toy};
-use crate::script::{Script, Write, lost};
+use crate::script::{Script, Write};
 use mq_api::{Durability, Error, ErrorKind, Outcome, Receipt, SendResult};
 use mq_core::{End, Outgoing, Run, Target, TxSession};
 
@@ -22,7 +22,7 @@ pub fn run(toy: Toy, script: Script, tx: TxSession) -> Run {
         };
         tokio::select! { biased;
             () = tx.stop.cancelled() => End::Closed,
-            () = cut.cancelled() => lost(),
+            () = cut.cancelled() => script.tx_end(),
             () = write => End::Closed,
         }
     })
