@@ -61,6 +61,7 @@
 
 mod admin;
 mod answer;
+mod attend;
 mod broadcast;
 mod broker;
 mod connect;

@@ -31,8 +31,6 @@ pub(crate) struct Memory {
     pub(crate) run: Option<String>,
     /// The last position seen.
     pub(crate) last: Option<Position>,
-    /// In log mode: entries removed so far that were reported as missed.
-    pub(crate) missed: i64,
 }
 
 /// What is known of an entry that is no first delivery.
@@ -110,7 +108,12 @@ impl Member {
 
     /// An error of a command: the session goes on with it, or not.
     pub(crate) fn error(&self, error: RedisError, doing: &str) -> Error {
-        failure(error, &format!("topic '{}', group '{}': {doing}", self.session.subscription.topic, self.group))
+        failure(error, doing).doing(self.place())
+    }
+
+    /// The topic and group, for errors.
+    pub(crate) fn place(&self) -> String {
+        format!("topic '{}', group '{}'", self.session.subscription.topic, self.group)
     }
 
     /// Whether everything held is certainly still owned: nobody takes it before its lease ran out, which is counted from the

@@ -7,7 +7,7 @@ use crate::member::{Member, Side};
 use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
 use crate::settle::retry_stuck;
 use crate::topology::{Keep, has_group};
-use mq_api::{Error, GapCause};
+use mq_api::Error;
 use mq_core::Token;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -211,34 +211,6 @@ pub(crate) async fn note_place(member: &Member) -> Result<(), Error> {
         call.run(&member.link).await.map_err(|e| member.error(e, "removing what was redriven"))?;
     } else if has_group(&member.link, &again.stream, &member.group).await? {
         member.again.store(true, Ordering::Relaxed);
-    }
-    if let Keep::Log { .. } = member.keep {
-        missed(member).await?;
-    }
-    Ok(())
-}
-
-/// In log mode: entries that retention removed before this group read them.
-async fn missed(member: &Member) -> Result<(), Error> {
-    use crate::answer::field;
-    let key = &member.sides[0].keys.stream;
-    let mut pipe = redis::pipe();
-    pipe.cmd("XINFO").arg("STREAM").arg(key).cmd("XINFO").arg("GROUPS").arg(key);
-    let answers = member.link.query_all(&pipe).await.map_err(|e| member.error(e, "looking for gaps"))?;
-    let [stream, groups]: [redis::Value; 2] = answers.try_into().unwrap_or_default();
-    let number = |reply: &redis::Value, name: &str| field(reply, name).and_then(as_int);
-    let (Some(added), Some(length)) = (number(&stream, "entries-added"), number(&stream, "length")) else {
-        return Ok(());
-    };
-    let own = list(groups).into_iter().find(|g| field(g, "name").and_then(as_text) == Some(&member.group));
-    let Some(read) = own.and_then(|g| number(&g, "entries-read")) else { return Ok(()) };
-    let removed = added - length;
-    let mut memory = member.memory.lock();
-    let before = memory.missed.max(read);
-    if removed > before {
-        memory.missed = removed;
-        drop(memory);
-        member.gap(GapCause::Retention, u64::try_from(removed - before).ok());
     }
     Ok(())
 }

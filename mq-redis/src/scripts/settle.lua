@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Carries out settlements of one member, each only if it still owns the entry and nobody took it since.
 -- KEYS: stream, due, tries, dead letters. ARGV: group, member, oldest dead letter to keep, operations of 8:
 -- kind, id, count, delay, attempt, trials, meta, payload ("+..." or "" for none).
