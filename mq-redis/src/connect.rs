@@ -268,6 +268,16 @@ impl Hub {
         self.open(&link.node, self.settings(), None, None).await
     }
 
+    /// As [`own`](Self::own), and messages of channels go to `pushes`.
+    pub(crate) async fn own_listening(
+        &self,
+        link: &Link,
+        pushes: UnboundedSender<PushInfo>,
+    ) -> Result<MultiplexedConnection> {
+        let settings = self.settings().set_protocol(ProtocolVersion::RESP3);
+        self.open(&link.node, settings, None, Some(pushes)).await
+    }
+
     /// As [`own`](Self::own), with the time limit of commands: for `WAIT`, which blocks what is behind it.
     pub(crate) async fn own_timed(&self, link: &Link) -> Result<MultiplexedConnection> {
         self.open(&link.node, self.settings(), Some(self.options.response_timeout), None).await

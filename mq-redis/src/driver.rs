@@ -12,6 +12,7 @@ use crate::send;
 use crate::settle::{level, settle_loop};
 use crate::tend::{adopt, leave, note_place, tend_loop};
 use crate::topology::{check_dead_letters, has_group, make_group, prepare_topic, start_id};
+use crate::wake::{Pushes, Wake, listen};
 use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provisioning, Result, Subscription, Support};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
@@ -21,7 +22,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// See the module.
@@ -99,7 +99,9 @@ impl Streams {
         if sub.dead_letter_topic().is_some() {
             check_dead_letters(link, &keys, sub.provisioning).await?;
         }
-        let mut conn = self.hub.own(link).await?;
+        let (pushes, pushed) = tokio::sync::mpsc::unbounded_channel();
+        let mut conn = self.hub.own_listening(link, pushes).await?;
+        let may_wake = listen(&mut conn, &keys.wake).await;
         let client = client_id(&mut conn).await;
         // Listed from now on, not from the first message on.
         let join = redis::cmd("XGROUP")
@@ -129,7 +131,9 @@ impl Streams {
             memory,
             fresh_since: Mutex::new(Instant::now()),
             reading_since: Mutex::new(None),
-            parked: Notify::new(),
+            wake: Wake::default(),
+            may_wake,
+            starved: AtomicBool::new(false),
             revived: AtomicBool::new(lost),
             mean: AtomicU64::new(1),
             acked: AtomicBool::new(true),
@@ -153,7 +157,7 @@ impl Streams {
         }
         let names = self.names.clone();
         Ok(Box::pin(async move {
-            let end = run(member, conn, client).await;
+            let end = run(member, conn, client, pushed).await;
             if let End::Closed = &end {
                 names.lock().remove(&name);
             }
@@ -217,8 +221,8 @@ pub(crate) fn mends(kind: ErrorKind) -> bool {
 }
 
 /// Runs a session to its end.
-async fn run(member: Member, conn: MultiplexedConnection, client: i64) -> End {
-    let end = run_loops(&member, conn, client).await;
+async fn run(member: Member, conn: MultiplexedConnection, client: i64, pushed: Pushes) -> End {
+    let end = run_loops(&member, conn, client, pushed).await;
     member.remember();
     match end {
         Ok(()) => End::Closed,
@@ -236,10 +240,15 @@ async fn run(member: Member, conn: MultiplexedConnection, client: i64) -> End {
 /// What is left at the end gets this long: the engine waits 2 s for the whole.
 const FAREWELL: Duration = Duration::from_millis(1500);
 
-async fn run_loops(member: &Member, conn: MultiplexedConnection, client: i64) -> Result<(), Error> {
+async fn run_loops(
+    member: &Member,
+    conn: MultiplexedConnection,
+    client: i64,
+    pushed: Pushes,
+) -> Result<(), Error> {
     let mut reading = pin!(read_loop(member, conn, client));
     let mut settling = pin!(settle_loop(member));
-    let mut tending = pin!(tend_loop(member));
+    let mut tending = pin!(tend_loop(member, pushed));
     let (mut read, mut settled, mut tended) = (false, false, false);
     while !settled {
         tokio::select! { biased;

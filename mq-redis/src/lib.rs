@@ -77,6 +77,7 @@ mod settle;
 mod tend;
 mod topology;
 mod url;
+mod wake;
 mod wire;
 
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use crate::answer::{Id, as_bytes, as_int, failure, fields, list, parse_id};
 use crate::connect::{Hub, Link};
 use crate::keys::GroupKeys;
 use crate::topology::Keep;
+use crate::wake::Wake;
 use crate::wire;
 use mq_api::{Error, Event, Gap, GapCause, Position};
 use mq_core::{Incoming, Lane, Session, Token};
@@ -13,7 +14,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// What outlives a session: known by the member's name.
@@ -81,8 +81,12 @@ pub(crate) struct Member {
     pub(crate) fresh_since: Mutex<Instant>,
     /// When the read in flight was sent.
     pub(crate) reading_since: Mutex<Option<Instant>>,
-    /// Something was parked that may be due before the next look.
-    pub(crate) parked: Notify,
+    /// When the next entry is due, as far as it is known.
+    pub(crate) wake: Wake,
+    /// This user may use the channel that wakes members.
+    pub(crate) may_wake: bool,
+    /// Nothing could be taken for want of credit.
+    pub(crate) starved: AtomicBool,
     /// The group was made again: attempts of what is read are noted beside it.
     pub(crate) revived: AtomicBool,
     /// Mean size of an entry, to keep reads within the byte bound.

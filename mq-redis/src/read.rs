@@ -43,6 +43,9 @@ pub(crate) async fn read_loop(member: &Member, mut conn: MultiplexedConnection, 
         if credit.count == 0 || credit.bytes == 0 {
             continue;
         }
+        if member.starved.swap(false, Ordering::Relaxed) {
+            member.wake.due_in(Duration::ZERO);
+        }
         let mean = member.mean.load(Ordering::Relaxed).max(1);
         let fitting = usize::try_from(credit.bytes as u64 / mean).unwrap_or(COUNT).max(1);
         let count = credit.count.min(fitting).min(COUNT);

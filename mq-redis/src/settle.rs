@@ -227,7 +227,7 @@ fn finish(
                 member.session.trouble("dead letters", None);
             }
             if operation.kind == b'R' {
-                member.parked.notify_one();
+                member.wake.due_in(operation.delay);
             }
             member.acked.store(true, std::sync::atomic::Ordering::Relaxed);
         }
@@ -253,7 +253,8 @@ async fn call(member: &Member, side: &Side, operations: &[Operation]) -> Result<
         .on(&[&keys.stream, &keys.due, &keys.tries, &keys.dead])
         .arg(&member.group)
         .arg(&member.me)
-        .arg(oldest.to_string());
+        .arg(oldest.to_string())
+        .arg(if member.may_wake { &*keys.wake } else { "" });
     let mut text = Vec::with_capacity(32);
     for o in operations {
         write_id(o.token, &mut text);

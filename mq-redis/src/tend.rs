@@ -7,13 +7,14 @@ use crate::member::{Member, Side};
 use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
 use crate::settle::retry_stuck;
 use crate::topology::{Keep, has_group};
+use crate::wake::{Pushes, due_of};
 use mq_api::Error;
 use mq_core::Token;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest time until a look for what is due: what another member parked or released is late by at most this.
+/// Longest time until a look for what is due, should the message that wakes this member be lost.
 const LOOK: Duration = Duration::from_millis(250);
 /// With nothing parked by this member, its looks are this far apart.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
@@ -36,7 +37,7 @@ struct Times {
 }
 
 /// Runs until the session is to stop, and then ends between two requests. The error ends the session.
-pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
+pub(crate) async fn tend_loop(member: &Member, mut pushed: Pushes) -> Result<(), Error> {
     let lease = member.lease();
     let env = &member.session.env;
     // A third: two renewals may fail before a lease is lost. Jitter downward, so that members do not look in step.
@@ -84,7 +85,10 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
         let next = at.look.min(at.renew).min(at.trim).min(at.tidy).min(at.stuck);
         tokio::select! { biased;
             () = stop.cancelled() => {}
-            () = member.parked.notified() => at.look = Instant::now(),
+            due = member.wake.changed() => at.look = due.map_or(at.look, |due| due.min(at.look)),
+            Some(push) = pushed.recv() => {
+                due_of(&push, &member.me).into_iter().for_each(|due| member.wake.due_in(due));
+            }
             () = tokio::time::sleep_until(next) => {}
         }
     }
@@ -141,6 +145,7 @@ async fn take(member: &Member, side: usize, lease: Duration, cursor: &mut String
         let fitting = usize::try_from(credit.bytes as u64 / mean).unwrap_or(TAKE_AT_ONCE).max(1);
         let most = credit.count.min(TAKE_AT_ONCE).min(fitting);
         if most == 0 {
+            member.starved.store(true, Ordering::Relaxed);
             return Ok(None);
         }
         let call = TAKE

@@ -35,6 +35,8 @@ scripts! {
     LOOK = "look.lua";
     /// Retention.
     TRIM = "trim.lua";
+    /// Retention of a full topic.
+    SWEEP = "sweep.lua";
     /// Making groups.
     REVIVE = "revive.lua";
     /// Consumer names.

@@ -1,12 +1,14 @@
 -- Carries out settlements of one member, each only if it still owns the entry and nobody took it since.
--- KEYS: stream, due, tries, dead letters. ARGV: group, member, oldest dead letter to keep, operations of 8:
+-- KEYS: stream, due, tries, dead letters. ARGV: group, member, oldest dead letter to keep, channel that wakes members ("": none),
+-- operations of 8:
 -- kind, id, count, delay, attempt, trials, meta, payload ("+..." or "" for none).
 -- Kinds: A ack, R retry or release, D dead letter, T trial. Answers: 1 done, 0 not owned, 2 the entry is gone, or an error text.
 local stream, due, tries, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local group, me = ARGV[1], ARGV[2]
+local group, me, wake = ARGV[1], ARGV[2], ARGV[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local out = {}
+local soonest
 
 local function carry(kind, id, count, delay, attempt, trials, meta, payload)
   local held = redis.call('XPENDING', stream, group, id, id, 1)[1]
@@ -23,6 +25,7 @@ local function carry(kind, id, count, delay, attempt, trials, meta, payload)
       return 2
     end
     redis.call('ZADD', due, now + delay, id)
+    soonest = math.min(soonest or delay, delay)
     if attempt == '1' and trials == '0' then
       redis.call('HDEL', tries, id)
     else
@@ -46,8 +49,13 @@ local function carry(kind, id, count, delay, attempt, trials, meta, payload)
   return 1
 end
 
-for i = 4, #ARGV, 8 do
+local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
+for i = 5, #ARGV, 8 do
   out[#out + 1] = carry(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5],
     ARGV[i + 6], ARGV[i + 7])
+end
+-- Later than what is known already wakes nobody. Without the right to the channel members look by the clock.
+if soonest and wake ~= '' and (soonest == 0 or not first or now + soonest < tonumber(first)) then
+  redis.pcall('PUBLISH', wake, string.format('%.0f', soonest) .. ':' .. me)
 end
 return out
