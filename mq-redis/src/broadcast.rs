@@ -38,15 +38,7 @@ pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: S
     let mut conn = hub.own(link).await?;
     let client = client_id(&mut conn).await;
     let lane = session.open_lane(None, session.generation);
-    let mut reader = Reader {
-        hub: hub.clone(),
-        link: link.clone(),
-        lane,
-        key,
-        at: (0, 0),
-        index: 0,
-        session,
-    };
+    let mut reader = Reader { hub: hub.clone(), link: link.clone(), lane, key, at: (0, 0), index: 0, session };
     let name = reader.name();
     let before = hub.places.lock().remove(&name);
     let (last, added) = reader.stream().await?;

@@ -12,7 +12,6 @@ use crate::send;
 use crate::settle::{level, settle_loop};
 use crate::tend::{adopt, leave, note_place, tend_loop};
 use crate::topology::{check_dead_letters, has_group, make_group, prepare_topic, start_id};
-use crate::wake::{Pushes, Wake, listen};
 use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provisioning, Result, Subscription, Support};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
@@ -99,9 +98,7 @@ impl Streams {
         if sub.dead_letter_topic().is_some() {
             check_dead_letters(link, &keys, sub.provisioning).await?;
         }
-        let (pushes, pushed) = tokio::sync::mpsc::unbounded_channel();
-        let mut conn = self.hub.own_listening(link, pushes).await?;
-        let may_wake = listen(&mut conn, &keys.wake).await;
+        let mut conn = self.hub.own(link).await?;
         let client = client_id(&mut conn).await;
         // Listed from now on, not from the first message on.
         let join = redis::cmd("XGROUP")
@@ -131,8 +128,7 @@ impl Streams {
             memory,
             fresh_since: Mutex::new(Instant::now()),
             reading_since: Mutex::new(None),
-            wake: Wake::default(),
-            may_wake,
+            wake: link.wakes.join(&keys.wake),
             starved: AtomicBool::new(false),
             revived: AtomicBool::new(lost),
             mean: AtomicU64::new(1),
@@ -157,7 +153,7 @@ impl Streams {
         }
         let names = self.names.clone();
         Ok(Box::pin(async move {
-            let end = run(member, conn, client, pushed).await;
+            let end = run(member, conn, client).await;
             if let End::Closed = &end {
                 names.lock().remove(&name);
             }
@@ -221,8 +217,8 @@ pub(crate) fn mends(kind: ErrorKind) -> bool {
 }
 
 /// Runs a session to its end.
-async fn run(member: Member, conn: MultiplexedConnection, client: i64, pushed: Pushes) -> End {
-    let end = run_loops(&member, conn, client, pushed).await;
+async fn run(member: Member, conn: MultiplexedConnection, client: i64) -> End {
+    let end = run_loops(&member, conn, client).await;
     member.remember();
     match end {
         Ok(()) => End::Closed,
@@ -240,15 +236,10 @@ async fn run(member: Member, conn: MultiplexedConnection, client: i64, pushed: P
 /// What is left at the end gets this long: the engine waits 2 s for the whole.
 const FAREWELL: Duration = Duration::from_millis(1500);
 
-async fn run_loops(
-    member: &Member,
-    conn: MultiplexedConnection,
-    client: i64,
-    pushed: Pushes,
-) -> Result<(), Error> {
+async fn run_loops(member: &Member, conn: MultiplexedConnection, client: i64) -> Result<(), Error> {
     let mut reading = pin!(read_loop(member, conn, client));
     let mut settling = pin!(settle_loop(member));
-    let mut tending = pin!(tend_loop(member, pushed));
+    let mut tending = pin!(tend_loop(member));
     let (mut read, mut settled, mut tended) = (false, false, false);
     while !settled {
         tokio::select! { biased;

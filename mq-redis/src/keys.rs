@@ -44,7 +44,7 @@ pub(crate) struct GroupKeys {
     pub(crate) tries: String,
     /// Stream of dead letters.
     pub(crate) dead: String,
-    /// Channel: an entry came back, or will.
+    /// Written when an entry comes back, or will.
     pub(crate) wake: String,
 }
 
@@ -64,7 +64,7 @@ impl GroupKeys {
         }
     }
 
-    /// The side stream of this group, which redrive writes to: only this group reads it. Its dead letters and its channel are the same.
+    /// The side stream of this group, which redrive writes to: only this group reads it. Its dead letters and what wakes its members are the same.
     pub(crate) fn again(&self, group: &str) -> Self {
         let stream = format!("{}..{group}..again", tagged(&self.stream));
         let (dead, wake) = (self.dead.clone(), self.wake.clone());

@@ -82,9 +82,7 @@ pub(crate) struct Member {
     /// When the read in flight was sent.
     pub(crate) reading_since: Mutex<Option<Instant>>,
     /// When the next entry is due, as far as it is known.
-    pub(crate) wake: Wake,
-    /// This user may use the channel that wakes members.
-    pub(crate) may_wake: bool,
+    pub(crate) wake: Arc<Wake>,
     /// Nothing could be taken for want of credit.
     pub(crate) starved: AtomicBool,
     /// The group was made again: attempts of what is read are noted beside it.

@@ -7,14 +7,14 @@ use crate::member::{Member, Side};
 use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
 use crate::settle::retry_stuck;
 use crate::topology::{Keep, has_group};
-use crate::wake::{Pushes, due_of};
+use crate::wake::reading;
 use mq_api::Error;
 use mq_core::Token;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest time until a look for what is due, should the message that wakes this member be lost.
+/// Longest time until a look for what is due, where the server does not wake this member.
 const LOOK: Duration = Duration::from_millis(250);
 /// With nothing parked by this member, its looks are this far apart.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
@@ -37,7 +37,7 @@ struct Times {
 }
 
 /// Runs until the session is to stop, and then ends between two requests. The error ends the session.
-pub(crate) async fn tend_loop(member: &Member, mut pushed: Pushes) -> Result<(), Error> {
+pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
     let lease = member.lease();
     let env = &member.session.env;
     // A third: two renewals may fail before a lease is lost. Jitter downward, so that members do not look in step.
@@ -62,6 +62,11 @@ pub(crate) async fn tend_loop(member: &Member, mut pushed: Pushes) -> Result<(),
             at.renew = Instant::now() + renew_every();
         }
         if now >= at.look {
+            if member.link.tracks && member.wake.arm() {
+                // Before the look: what comes back after it is told.
+                let pipe = reading(&member.sides[0].keys.wake);
+                member.link.query_all(&pipe).await.map_err(|e| member.error(e, "asking to be woken"))?;
+            }
             let mut next = None;
             for (side, cursor) in cursors.iter_mut().enumerate().take(member.live_sides().len()) {
                 let due = take(member, side, Duration::ZERO, cursor).await?;
@@ -86,9 +91,6 @@ pub(crate) async fn tend_loop(member: &Member, mut pushed: Pushes) -> Result<(),
         tokio::select! { biased;
             () = stop.cancelled() => {}
             due = member.wake.changed() => at.look = due.map_or(at.look, |due| due.min(at.look)),
-            Some(push) = pushed.recv() => {
-                due_of(&push, &member.me).into_iter().for_each(|due| member.wake.due_in(due));
-            }
             () = tokio::time::sleep_until(next) => {}
         }
     }

@@ -1,22 +1,26 @@
-//! Waking members when an entry can be taken. Blocking reads wake for new entries only, never for entries that come back, so the
-//! script that parks or releases one publishes when it is due, and every member of the group listens on the connection that it
-//! reads with. A message that is lost, or a user without rights to the channel, costs half a second: members also look by the
-//! clock.
+//! Waking members when an entry can be taken. Blocking reads wake for new entries only, never for entries that come back. So the
+//! script that parks or releases one also writes a small key, and the server tells those who read that key that it changed
+//! (`CLIENT TRACKING`, on the connection for commands): no polling, and no connection more. Pub/Sub would do the same, but
+//! turns its connection into one whose large replies the server cuts. Where the server or the user's rights do not allow it,
+//! members see what comes back within half a second: they also look by the clock.
 
-use crate::answer::as_text;
-use crate::answer::failure;
+use crate::answer::{as_text, list};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{PushInfo, PushKind};
+use redis::{PushInfo, PushKind, Value};
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// When the next entry is due, as far as somebody said.
+/// When a member should look.
 #[derive(Debug, Default)]
 pub(crate) struct Wake {
     at: Mutex<Option<Instant>>,
     changed: Notify,
+    /// The server will say when the key changes.
+    armed: std::sync::atomic::AtomicBool,
 }
 
 impl Wake {
@@ -36,35 +40,82 @@ impl Wake {
         self.changed.notified().await;
         self.at.lock().take()
     }
+
+    /// Whether the server must be asked, before the next look, to tell of the next change.
+    pub(crate) fn arm(&self) -> bool {
+        !self.armed.swap(true, std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn fire(&self) {
+        self.armed.store(false, std::sync::atomic::Ordering::Relaxed);
+        self.due_in(Duration::ZERO);
+    }
 }
 
-/// What a member listens to.
-pub(crate) type Pushes = tokio::sync::mpsc::UnboundedReceiver<PushInfo>;
+/// All members that one connection wakes, by the key that they read.
+#[derive(Debug, Default)]
+pub(crate) struct Wakes {
+    members: Mutex<HashMap<String, Vec<Weak<Wake>>>>,
+}
 
-/// Listens; says whether the user may.
-pub(crate) async fn listen(conn: &mut MultiplexedConnection, channel: &str) -> bool {
-    match conn.subscribe(channel).await {
-        Ok(()) => true,
-        Err(error) => {
-            let error = failure(error, "listening for entries that come back");
-            tracing::debug!(%error, channel, "members look by the clock only; grant the channel to have them woken at once");
+impl Wakes {
+    /// A member whose key this is.
+    pub(crate) fn join(&self, key: &str) -> Arc<Wake> {
+        let wake = Arc::new(Wake::default());
+        let mut members = self.members.lock();
+        members.retain(|_, all| {
+            all.retain(|w| w.strong_count() > 0);
+            !all.is_empty()
+        });
+        members.entry(key.to_owned()).or_default().push(Arc::downgrade(&wake));
+        wake
+    }
+
+    /// Hands on one message of the server.
+    fn tell(&self, push: PushInfo) {
+        if push.kind != PushKind::Invalidate {
+            return;
+        }
+        let keys = push.data.into_iter().next().unwrap_or_default();
+        let fire = |all: &Vec<Weak<Wake>>| all.iter().filter_map(Weak::upgrade).for_each(|w| w.fire());
+        let members = self.members.lock();
+        match keys {
+            // Everything was deleted.
+            Value::Nil => members.values().for_each(fire),
+            keys => list(keys).iter().filter_map(as_text).filter_map(|key| members.get(key)).for_each(fire),
+        }
+    }
+
+    /// Hands on what the server says until the connection ends.
+    pub(crate) async fn listen(self: Arc<Self>, mut pushed: tokio::sync::mpsc::UnboundedReceiver<PushInfo>) {
+        while let Some(push) = pushed.recv().await {
+            self.tell(push);
+        }
+    }
+}
+
+/// Asks the server to tell of changes to keys that are read on request; says whether it will.
+pub(crate) async fn track(conn: &mut MultiplexedConnection) -> bool {
+    let cmd = redis::cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN").take();
+    match conn.send_packed_command(&cmd).await {
+        Ok(Value::Okay) => true,
+        other => {
+            tracing::debug!(answer = ?other.err(), "the server does not tell of changes; members look by the clock only");
             false
         }
     }
 }
 
-/// What one message says, unless this member said it itself: `delay in ms:member`.
-pub(crate) fn due_of(push: &PushInfo, me: &str) -> Option<Duration> {
-    if push.kind != PushKind::Message {
-        return None;
-    }
-    let (delay, from) = push.data.get(1).and_then(as_text)?.split_once(':')?;
-    (from != me).then_some(Duration::from_millis(delay.parse().ok()?))
+/// Asks to be told of the next change of a key.
+pub(crate) fn reading(key: &str) -> redis::Pipeline {
+    let mut pipe = redis::pipe();
+    pipe.cmd("CLIENT").arg("CACHING").arg("YES").cmd("GET").arg(key);
+    pipe
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Wake, due_of};
+    use super::{Wake, Wakes};
     use redis::{PushInfo, PushKind, Value};
     use std::time::Duration;
 
@@ -80,14 +131,15 @@ mod tests {
         assert!(more.is_err());
     }
 
-    #[test]
-    fn a_member_does_not_wake_itself() {
-        let push = |text: &str| PushInfo {
-            kind: PushKind::Message,
-            data: vec![Value::BulkString(b"c".to_vec()), Value::BulkString(text.as_bytes().to_vec())],
-        };
-        assert_eq!(due_of(&push("15:b"), "a"), Some(Duration::from_millis(15)));
-        assert_eq!(due_of(&push("15:a"), "a"), None);
-        assert_eq!(due_of(&push("nonsense"), "a"), None);
+    #[tokio::test(start_paused = true)]
+    async fn only_members_of_the_key_are_woken() {
+        let wakes = Wakes::default();
+        let (one, other) = (wakes.join("a"), wakes.join("b"));
+        assert!(one.arm() && other.arm() && !one.arm());
+        let key = Value::Array(vec![Value::BulkString(b"a".to_vec())]);
+        wakes.tell(PushInfo { kind: PushKind::Invalidate, data: vec![key] });
+        assert!(one.arm() && !other.arm());
+        wakes.tell(PushInfo { kind: PushKind::Invalidate, data: vec![Value::Nil] });
+        assert!(other.arm());
     }
 }

@@ -1,10 +1,10 @@
 -- Carries out settlements of one member, each only if it still owns the entry and nobody took it since.
--- KEYS: stream, due, tries, dead letters. ARGV: group, member, oldest dead letter to keep, channel that wakes members ("": none),
+-- KEYS: stream, due, tries, dead letters, wake. ARGV: group, member, oldest dead letter to keep, whether to wake members (1),
 -- operations of 8:
 -- kind, id, count, delay, attempt, trials, meta, payload ("+..." or "" for none).
 -- Kinds: A ack, R retry or release, D dead letter, T trial. Answers: 1 done, 0 not owned, 2 the entry is gone, or an error text.
 local stream, due, tries, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local group, me, wake = ARGV[1], ARGV[2], ARGV[4]
+local group, me = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local out = {}
@@ -54,8 +54,8 @@ for i = 5, #ARGV, 8 do
   out[#out + 1] = carry(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5],
     ARGV[i + 6], ARGV[i + 7])
 end
--- Later than what is known already wakes nobody. Without the right to the channel members look by the clock.
-if soonest and wake ~= '' and (soonest == 0 or not first or now + soonest < tonumber(first)) then
-  redis.pcall('PUBLISH', wake, string.format('%.0f', soonest) .. ':' .. me)
+-- Later than what is known already wakes nobody.
+if soonest and ARGV[4] == '1' and (soonest == 0 or not first or now + soonest < tonumber(first)) then
+  redis.call('SET', KEYS[5], '1')
 end
 return out

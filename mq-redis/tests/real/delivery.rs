@@ -202,23 +202,25 @@ async fn an_idle_member_is_woken_by_what_comes_back() {
         assert!(matches!(got.ack().await, Settled::Confirmed(_)));
     }
     let took = began.elapsed();
-    assert!(took < Duration::from_millis(125) * N as u32, "members that look by the clock take twice as long: {took:?}");
+    assert!(
+        took < Duration::from_millis(125) * N as u32,
+        "members that look by the clock take twice as long: {took:?}"
+    );
     close(broker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_to_the_channel_members_look_by_the_clock() {
+async fn without_the_right_to_track_members_look_by_the_clock() {
     let Some(server) = server(false, &[]) else { return };
     let mut admin = raw(&server);
-    let _: () = ask(&mut admin, &["ACL", "SETUSER", "app", "on", ">pw", "~orders*", "~{orders}*", "+@all"]);
+    let _: () =
+        ask(&mut admin, &["ACL", "SETUSER", "app", "on", ">pw", "~orders*", "~{orders}*", "+@all", "-client|tracking"]);
     let (broker, producer, mut consumer) = all(&format!("redis://app:pw@127.0.0.1:{}", server.port())).await;
     producer.send(Message::new("m")).await.unwrap();
     assert!(matches!(next(&mut consumer).await.release().await, Settled::Confirmed(_)));
     let again = next(&mut consumer).await;
     assert_eq!(again.attempt(), 1);
     assert!(matches!(again.ack().await, Settled::Confirmed(_)));
-    let refused: Vec<redis::Value> = ask(&mut admin, &["ACL", "LOG"]);
-    assert_eq!(refused.len(), 1, "the subscription is tried once, and nothing is published after it: {refused:?}");
     close(broker).await;
 }
 
