@@ -234,3 +234,29 @@ async fn the_due_index_may_be_lost() {
     drop(delivery.ack());
     close(broker).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_overstays_its_block_is_no_error() {
+    let Some(mut server) = server(false, &[]) else { return };
+    let broker = open(&server.url()).await;
+    let mut consumer = broker.subscribe(sub().lease(Duration::from_secs(60))).await.unwrap();
+    let producer = broker.producer(TOPIC).await.unwrap();
+    let mut admin = raw(&server);
+    let mut clients = || -> Vec<String> {
+        let all: String = ask(&mut admin, &["CLIENT", "LIST", "TYPE", "normal"]);
+        let id = |line: &str| line.split(' ').next().map(str::to_owned);
+        all.lines().filter(|l| l.contains("name=anymq")).filter_map(id).collect()
+    };
+    let before = clients();
+    assert_eq!(before.len(), 2);
+    // Three times the longest block.
+    server.freeze().unwrap();
+    quiet(&mut consumer, Duration::from_secs(3)).await;
+    server.thaw().unwrap();
+    producer.send(Message::new("m")).await.unwrap();
+    let delivery = next(&mut consumer).await;
+    assert_eq!(delivery.attempt(), 1);
+    assert!(matches!(delivery.ack().await, Settled::Confirmed(_)));
+    assert_eq!(clients(), before, "no connection was given up");
+    close(broker).await;
+}
