@@ -352,7 +352,9 @@ async fn a_server_that_loads_is_waited_for() {
     counting.has_all(&["before".to_owned()], SOON).await;
     let mut admin = raw(&server);
     let mut filler = redis::pipe();
-    (0..1000).for_each(|i| drop(filler.cmd("SET").arg(format!("filler{i}")).arg("x")));
+    for i in 0..1000 {
+        filler.cmd("SET").arg(format!("filler{i}")).arg("x");
+    }
     filler.exec(&mut admin).unwrap();
     let _: () = ask(&mut admin, &["SAVE"]);
     let port = server.port();
