@@ -7,7 +7,7 @@ mod control;
 use control::{Rabbit, next, quiet, text};
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use mq_api::{BrokerExt, ConsumerExt, ErrorKind, Message, Outcome, ProducerSpec, RetryPolicy, Subscription, Topic};
+use mq_api::{BrokerExt, ErrorKind, Message, Outcome, ProducerSpec, RetryPolicy, Subscription, Topic};
 use mq_testbed::RabbitOptions;
 use std::time::{Duration, Instant};
 

@@ -7,8 +7,8 @@ mod control;
 use control::{Rabbit, next, quiet, text};
 use lapin::options::QueueDeleteOptions;
 use mq_api::{
-    Broker, BrokerExt, Consumer, ConsumerExt, ErrorKind, Event, GapCause, Message, Producer, ProducerSpec, Settled,
-    Subscription, Topic,
+    Broker, BrokerExt, Consumer, ErrorKind, Event, GapCause, Message, Producer, ProducerSpec, Settled, Subscription,
+    Topic,
 };
 use mq_testbed::RabbitOptions;
 use std::sync::Arc;
