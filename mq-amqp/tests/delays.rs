@@ -5,7 +5,7 @@
 mod control;
 
 use control::{Rabbit, next, quiet, text};
-use mq_api::{BrokerExt, ConsumerExt, Message, ProducerSpec, RetryPolicy, Subscription};
+use mq_api::{BrokerExt, Message, ProducerSpec, RetryPolicy, Subscription};
 use mq_testbed::RabbitOptions;
 use std::time::{Duration, Instant};
 
