@@ -128,12 +128,7 @@ fn compare(args: &Args, backend: &str) -> Outcome {
     let profile = if backend == "memory" { None } else { Some(backend) };
     let mut paths = Vec::new();
     for (name, args, of) in [(backend, quiet(None), backend), ("profile", quiet(profile), "memory")] {
-        let mut command = command(&args, of)?;
-        if profile.is_some() && of == "memory" {
-            // With the times and amounts of a real backend, else counts differ by design.
-            command.arg("--wall");
-        }
-        let output = command.output().map_err(|e| format!("the suite could not be started: {e}"))?;
+        let output = command(&args, of)?.output().map_err(|e| format!("the suite could not be started: {e}"))?;
         let path = folder.join(format!("{name}.json"));
         fs::write(&path, &output.stdout).map_err(|e| format!("{}: {e}", path.display()))?;
         let text = String::from_utf8_lossy(&output.stdout);

@@ -1,7 +1,7 @@
 //! The suite on the in-memory broker, the planted bugs, the simulation, and the comparison of reports.
 //!
 //! ```text
-//! mq-conformance conformance [--profile P] [--filter W] [--partitions N] [--parallel N] [--verbose] [--json] [--wall]
+//! mq-conformance conformance [--profile P] [--filter W] [--partitions N] [--parallel N] [--verbose] [--json]
 //! mq-conformance planted [--filter W] [--parallel N] [--verbose]
 //! mq-conformance sim [--seed S [--runs N]] [--seeds A..B] [--parallel N] [--verbose]
 //! mq-conformance compare A.json B.json
@@ -11,7 +11,7 @@
 mod simulate;
 
 use mq_conformance::memory::Memory;
-use mq_conformance::{Clock, Environment, Factory, Options, Report, planted};
+use mq_conformance::{Factory, Options, Report, planted};
 use mq_memory::Profile;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -55,21 +55,7 @@ fn memory(profile: Profile) -> Arc<dyn Factory> {
     Arc::new(Memory { profile })
 }
 
-/// A backend on the wall's clock, as a real one is: with the same times and amounts, so that counts can be compared.
-struct OnTheWall(Arc<dyn Factory>);
-
-impl Factory for OnTheWall {
-    fn name(&self) -> String {
-        self.0.name()
-    }
-
-    fn environment(&self, clock: Clock, run: &str) -> Arc<dyn Environment> {
-        self.0.environment(clock, run)
-    }
-}
-
 fn conformance(mut words: Vec<String>) -> ExitCode {
-    let wall = words.iter().position(|w| w == "--wall").map(|at| words.remove(at)).is_some();
     let profile = take(&mut words, "--profile").and_then(|name| match name {
         None => Ok(Profile::Memory),
         Some(name) => Profile::by_name(&name).ok_or_else(|| {
@@ -78,10 +64,6 @@ fn conformance(mut words: Vec<String>) -> ExitCode {
         }),
     });
     match profile {
-        Ok(profile) if wall => {
-            let factory: Arc<dyn Factory> = Arc::new(OnTheWall(memory(profile)));
-            mq_conformance::program(&factory, words, Options::default())
-        }
         Ok(profile) => mq_conformance::program(&memory(profile), words, Options::default()),
         Err(text) => {
             eprintln!("error: {text}");
