@@ -67,7 +67,11 @@ fn two_equal_workers_share_the_tasks() {
         assert!(worker.ends(PATIENCE).success());
         let n = handled(worker).len();
         assert!(n >= 300, "{n} of {TASKS}");
-        assert!(worker.lines().last().unwrap().ends_with(&format!("ended: {n} handled")), "{:?}", worker.lines().last());
+        assert!(
+            worker.lines().last().unwrap().ends_with(&format!("ended: {n} handled")),
+            "{:?}",
+            worker.lines().last()
+        );
     }
     let counts = counts(&[&anna, &ben]);
     assert!(counts.values().all(|n| *n == 1), "{counts:?}");

@@ -8,19 +8,24 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub struct Program {
+pub(crate) struct Program {
     child: Mutex<Child>,
     lines: Arc<Mutex<Vec<String>>>,
     reader: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Program {
-    pub fn start(example: &str, args: &[&str], url: &str) -> Self {
+    pub(crate) fn start(example: &str, args: &[&str], url: &str) -> Self {
         let folder = std::env::current_exe().unwrap();
         let path: PathBuf = folder.parent().unwrap().parent().unwrap().join("examples").join(example);
         assert!(path.exists(), "{} is not built; run `cargo test -p anymq --features redis`", path.display());
-        let mut child =
-            Command::new(path).args(args).env("MQ_URL", url).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new(path)
+            .args(args)
+            .env("MQ_URL", url)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let lines = Arc::new(Mutex::new(Vec::new()));
         let (stdout, all) = (child.stdout.take().unwrap(), lines.clone());
         let reader = std::thread::spawn(move || {
@@ -30,21 +35,21 @@ impl Program {
     }
 
     /// What it printed so far.
-    pub fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()
     }
 
     /// Waits until it prints a line.
-    pub fn has(&self, line: &str, limit: Duration) {
+    pub(crate) fn has(&self, line: &str, limit: Duration) {
         wait(limit, line, || self.lines.lock().unwrap().iter().any(|l| l == line));
     }
 
-    pub fn knock(&self, knock: Knock) {
+    pub(crate) fn knock(&self, knock: Knock) {
         mq_testbed::send(self.child.lock().unwrap().id(), knock);
     }
 
     /// Waits until it ends, and until all that it printed was read.
-    pub fn ends(&self, limit: Duration) -> ExitStatus {
+    pub(crate) fn ends(&self, limit: Duration) -> ExitStatus {
         let mut status = None;
         wait(limit, "the program's end", || {
             status = self.child.lock().unwrap().try_wait().unwrap();
@@ -66,7 +71,7 @@ impl Drop for Program {
     }
 }
 
-pub fn wait(limit: Duration, what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn wait(limit: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + limit;
     while !done() {
         assert!(Instant::now() < until, "waited {limit:?} for {what}");
