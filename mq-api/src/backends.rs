@@ -76,7 +76,7 @@ impl Capabilities {
             .with(Feature::Redrive, Emulated("taken from the dead letters and published to the group's queue"))
             .with(Feature::Peek, Emulated("taken and given back, so that others do not see them meanwhile"))
             .with(Feature::Partitions, Unsupported("a queue has no partitions; use several topics, or Kafka"))
-            .with(Feature::Replay, Unsupported("a queue forgets what was handled; use Kafka, or Redis in log mode"))
+            .with(Feature::Replay, Unsupported("a queue forgets what was handled; use the native option queue-type=stream, Kafka, or Redis in log mode"))
             .with(
                 Feature::Inspect,
                 Unsupported("AMQP does not list bindings or unacknowledged deliveries; use the management API"),
