@@ -49,7 +49,7 @@ impl Timer {
     pub(crate) fn start(&self) -> Option<impl Future<Output = ()> + Send + 'static> {
         {
             let mut st = self.0.state.lock();
-            if st.turn % 2 == 0 {
+            if st.turn.is_multiple_of(2) {
                 return None;
             }
             st.turn += 1;

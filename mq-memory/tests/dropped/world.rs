@@ -89,7 +89,7 @@ impl World {
             let next = tokio::time::timeout(Duration::from_secs(300), consumer.recv()).await;
             let Ok(next) = next else { break };
             let delivery = next.unwrap().unwrap();
-            let label = String::from_utf8_lossy(delivery.payload_bytes()).into_owned();
+            let label = String::from_utf8_lossy(delivery.payload_bytes()).trim_matches('"').to_owned();
             // What was dropped half-way may have stored its message, once.
             assert!(
                 label.starts_with('x') || seen.insert(label.clone()) || !operation.keeps,
