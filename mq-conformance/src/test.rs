@@ -1,6 +1,6 @@
 //! What a test holds: its world, its names, its record.
 
-use crate::{Check, Clock, Connection, Doing, Environment, History, Hook, Ledger, Member, Pace, Sender, TestFailure};
+use crate::{Check, Clock, Connection, Doing, Environment, History, Ledger, Member, Pace, Sender, TestFailure};
 use mq_api::{
     Admin, Backlog, BrokerExt, Capabilities, Feature, Group, Message, ProducerSpec, RetryPolicy, Subscription, Topic,
 };

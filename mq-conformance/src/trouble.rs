@@ -18,12 +18,12 @@ impl Test {
     /// That the environment cannot.
     pub async fn crash(&self, connection: &Connection) -> Check {
         self.note(format_args!("{connection:?} crashes"));
-        for (known, open) in self.0.connections.lock().iter_mut() {
+        for (known, open) in self.shared().connections.lock().iter_mut() {
             if known.number == connection.number {
                 *open = false;
             }
         }
-        let answer = self.0.environment.crash(connection).await;
+        let answer = self.shared().environment.crash(connection).await;
         self.hook(answer)
     }
 
@@ -33,7 +33,7 @@ impl Test {
     /// That the environment cannot.
     pub async fn cut(&self, connection: &Connection) -> Check {
         self.note(format_args!("{connection:?} is cut"));
-        let answer = self.0.environment.cut(connection).await;
+        let answer = self.shared().environment.cut(connection).await;
         self.hook(answer)
     }
 
@@ -43,7 +43,7 @@ impl Test {
     /// That the environment cannot.
     pub async fn reachable(&self, connection: &Connection, yes: bool) -> Check {
         self.note(format_args!("the broker is {} for {connection:?}", if yes { "back" } else { "away" }));
-        let answer = self.0.environment.reachable(connection, yes).await;
+        let answer = self.shared().environment.reachable(connection, yes).await;
         self.hook(answer)
     }
 
@@ -53,7 +53,7 @@ impl Test {
     /// That the environment cannot.
     pub async fn hold_answers(&self, connection: &Connection, hold: bool) -> Check {
         self.note(format_args!("answers to {connection:?} {}", if hold { "are held" } else { "flow" }));
-        let answer = self.0.environment.hold_answers(connection, hold).await;
+        let answer = self.shared().environment.hold_answers(connection, hold).await;
         self.hook(answer)
     }
 
@@ -63,7 +63,7 @@ impl Test {
     /// That the environment cannot.
     pub async fn freeze(&self, connection: &Connection, frozen: bool) -> Check {
         self.note(format_args!("{connection:?} {}", if frozen { "freezes" } else { "thaws" }));
-        let answer = self.0.environment.freeze(connection, frozen).await;
+        let answer = self.shared().environment.freeze(connection, frozen).await;
         self.hook(answer)
     }
 }

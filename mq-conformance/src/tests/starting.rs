@@ -2,7 +2,7 @@
 
 use crate::case::cases;
 use crate::{Check, GROUP, Member, Test, TestFailure, ensure_eq};
-use mq_api::{ConsumerExt, ReplayFrom, Start};
+use mq_api::{ReplayFrom, Start};
 
 cases! {
     "3.3" p3_3_by_default_a_group_gets_the_oldest needs [Groups Settlement] bugs [StartIgnored];
