@@ -141,8 +141,7 @@ impl Broker for AmqpBroker {
         let (consumers, producers) = {
             let mut made = self.made.lock();
             made.closed = true;
-            // They stay in the lists: a close that is dropped midway may be called again.
-            (made.consumers.clone(), made.producers.clone())
+            (std::mem::take(&mut made.consumers), std::mem::take(&mut made.producers))
         };
         let consumers = futures_util::future::join_all(consumers.iter().map(|c| c.close(deadline))).await;
         let producers = producers.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();

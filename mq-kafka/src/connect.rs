@@ -157,19 +157,19 @@ impl Broker for KafkaBroker {
         if let Some(report) = *closed {
             return report;
         }
-        let (consumers, producers) = {
+        let made = {
             let mut made = self.made.lock();
             made.closed = true;
-            // They stay in the lists: a close that is dropped midway may be called again.
-            (made.consumers.clone(), made.producers.clone())
+            std::mem::take(&mut *made)
         };
+        self.made.lock().closed = true;
         let mut report = CloseReport::default();
-        let consumers: Vec<_> = consumers.iter().map(|c| self.env.spawn(c.close(deadline))).collect();
+        let consumers: Vec<_> = made.consumers.iter().map(|c| self.env.spawn(c.close(deadline))).collect();
         for consumer in consumers {
             report += consumer.await.unwrap_or_default();
         }
         let producers: Vec<_> =
-            producers.into_iter().map(|p| self.env.spawn(async move { p.close(deadline).await })).collect();
+            made.producers.into_iter().map(|p| self.env.spawn(async move { p.close(deadline).await })).collect();
         for producer in producers {
             report += producer.await.unwrap_or_default();
         }

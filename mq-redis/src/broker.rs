@@ -132,9 +132,8 @@ impl Broker for Redis {
 
     async fn close(&self, deadline: Duration) -> CloseReport {
         let mut report = CloseReport::default();
-        // They stay in the lists: a close that is dropped midway may be called again.
-        let consumers = self.consumers.lock().clone();
-        let producers: Vec<_> = self.producers.lock().iter().filter_map(Weak::upgrade).collect();
+        let consumers = std::mem::take(&mut *self.consumers.lock());
+        let producers: Vec<_> = self.producers.lock().drain(..).filter_map(|p| p.upgrade()).collect();
         let closing: Vec<_> = consumers.iter().map(|c| c.close(deadline)).collect();
         for closed in futures_util::future::join_all(closing).await {
             report += closed;
