@@ -204,7 +204,7 @@ fn suites_of_conformance() -> Vec<Step> {
             steps.push(Step::not_built(backend, "conformance").on(kind));
         } else if has_command("conformance") {
             let step = Step::xtask(backend, "conformance", &["conformance", backend]).on(kind);
-            steps.push(if OPEN.contains(&backend) { step.limit(8).open(&[]) } else { step });
+            steps.push(if OPEN.contains(&backend) { step.limit(15).open(&[]) } else { step });
         }
     }
     steps

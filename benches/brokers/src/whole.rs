@@ -27,6 +27,9 @@ const LOADS: [f64; 3] = [0.1, 0.5, 0.8];
 /// Seconds of each of those.
 const TIMED: f64 = 10.0;
 
+/// A stretch of a run, by name.
+type Stretch = (&'static str, fn(&Ran) -> Cost);
+
 struct Whole<'a> {
     backend: &'a Backend,
     url: &'a str,
@@ -114,7 +117,7 @@ impl Whole<'_> {
         }
         let [ours, same, bare] = ran;
         let one = self.once("one", self.backend.one_by_one, size)?;
-        let stretches: [(&str, fn(&Ran) -> Cost); 2] = [("send", |ran| ran.send), ("receive", |ran| ran.receive)];
+        let stretches: [Stretch; 2] = [("send", |ran| ran.send), ("receive", |ran| ran.receive)];
         let _ = writeln!(
             self.text,
             "**{size} bytes**, {pairs} pairs of {n} messages\n\n| | ours | same promise | bare | one by one |\n|---|---|---|---|---|"
