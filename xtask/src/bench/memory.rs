@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::process::Command;
 
 use super::callgrind::{Cost, Program};
-use super::{Bar, summary};
+use super::{Bar, page, summary};
 use crate::Outcome;
 
 /// Arguments of `cargo xtask bench memory`.
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let table = table(&costs, &members, &bars);
     println!("\n{table}");
     if args.write {
-        write_page(&table)?;
+        page::write("memory", &table)?;
     }
     println!("{}", summary(&bars));
     match bars.iter().filter(|bar| !bar.met).count() {
@@ -144,17 +144,4 @@ fn table(costs: &Costs, members: &[(u32, f64)], bars: &[Bar]) -> String {
     }
     let _ = writeln!(text, "\n{}", summary(bars));
     text
-}
-
-const PAGE: &str = "docs/performance.md";
-const BEGIN: &str = "<!-- bench memory: begin -->";
-const END: &str = "<!-- bench memory: end -->";
-
-fn write_page(table: &str) -> Outcome {
-    let page = std::fs::read_to_string(PAGE).map_err(|e| format!("{PAGE}: {e}"))?;
-    let (Some(begin), Some(end)) = (page.find(BEGIN), page.find(END)) else {
-        return Err(format!("{PAGE} has lost its marks {BEGIN} and {END}"));
-    };
-    let page = format!("{}{BEGIN}\n\n{table}\n{}", &page[..begin], &page[end..]);
-    std::fs::write(PAGE, page).map_err(|e| format!("{PAGE}: {e}"))
 }
