@@ -214,7 +214,7 @@ async fn a_program_that_comes_back_finds_its_delays_and_leases() -> Result<()> {
     for expected in ["crashed", "delayed"] {
         let delivery = tokio::time::timeout(Duration::from_secs(120), consumer.recv()).await.expect("it comes again");
         let delivery = delivery?.expect("open");
-        assert_eq!(&delivery.payload_bytes()[..], expected.as_bytes());
+        assert_eq!(delivery.payload_bytes(), expected.as_bytes());
         delivery.ack().await;
     }
     second.close(Duration::from_secs(1)).await;

@@ -37,7 +37,7 @@ pub(crate) fn group() -> Group {
 
 /// Fails unless the whole of it takes a sane time; the clock is paused, so that this costs nothing.
 async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(600), future).await.unwrap_or_else(|_| panic!("stuck: {what}"))
+    tokio::time::timeout(Duration::from_secs(600), future).await.expect(what)
 }
 
 impl World {
@@ -70,7 +70,7 @@ impl World {
     }
 
     /// Nothing is lost, leaked or stuck.
-    pub(crate) async fn is_whole(self, operation: &Operation, at: &str) {
+    pub(crate) async fn assert_whole(self, operation: &Operation, at: &str) {
         let Self { memory, broker: first, producer, consumer, held } = self;
         // What is in hand goes back; the member leaves; another program comes.
         drop(held);
