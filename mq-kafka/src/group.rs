@@ -13,7 +13,7 @@ pub(crate) fn visitor(cluster: &Cluster, group: &str, native: &[(String, String)
     // Its drop serves the final revocation: there is none, and nobody drives it.
     ctx.close();
     let native: Vec<_> = native.iter().filter(|(name, _)| name.starts_with("socket.")).cloned().collect();
-    let mut config = client::consumer(&cluster.settings, group, Duration::from_secs(45), &native);
+    let mut config = client::consumer(&cluster.settings, group, Duration::from_secs(45), false, &native);
     config.remove("group.instance.id");
     config.create_with_context(ctx).map_err(|e| fault::error("making a client for the group", e))
 }
@@ -27,7 +27,7 @@ pub(crate) fn begin(
     native: &[(String, String)],
 ) -> Result<()> {
     let partitions = existing(cluster, topic)?;
-    start::begin(&visitor(cluster, group, native)?, topic, partitions, start)
+    start::begin(&visitor(cluster, group, native)?, topic, partitions, start, |_| None)
 }
 
 /// The partitions of a topic that has to exist.

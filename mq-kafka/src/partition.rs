@@ -27,10 +27,21 @@ struct Fetched {
     special: Special,
 }
 
+/// What a partition has to know of the group that reads it.
+#[derive(Clone)]
+pub(crate) struct Owner {
+    pub(crate) group: Arc<str>,
+    /// Keys are in order.
+    pub(crate) keyed: bool,
+    /// Not for at-most-once: everything is committed before it is handed out.
+    pub(crate) tracked: bool,
+}
+
 /// See the module.
 pub(crate) struct Partition {
     pub(crate) topic: Arc<str>,
     pub(crate) number: i32,
+    pub(crate) owner: Owner,
     pub(crate) lane: Arc<Lane>,
     watched: Arc<Watched>,
     pub(crate) queue: PartitionQueue<Ctx>,
@@ -87,11 +98,13 @@ impl Partition {
         queue: PartitionQueue<Ctx>,
         start: u64,
         known: Record,
-        tracked: bool,
+        owner: Owner,
     ) -> Self {
+        let tracked = owner.tracked;
         Self {
             topic,
             number,
+            owner,
             lane: watched.lane.clone(),
             watched,
             queue,
@@ -170,6 +183,13 @@ impl Partition {
                 self.next = offset + 1;
                 continue;
             }
+            if fetched.special.only.as_deref().is_some_and(|group| *group != *self.owner.group) {
+                // Redriven to another group. So rare that a commit for it costs nothing, and the backlog stays right.
+                self.next = offset + 1;
+                self.dirty = true;
+                self.wanted = true;
+                continue;
+            }
             if !self.fits_span(offset) {
                 self.held = Some(fetched);
                 break;
@@ -230,7 +250,7 @@ impl Partition {
     /// What to commit now. `last`: this ownership ends in good order, so that it does not count as taken.
     pub(crate) fn snapshot(&mut self, last: bool) -> Snapshot {
         let mut base = None;
-        let mut record = Record::default();
+        let mut record = Record { keyed: self.owner.keyed, ..Record::default() };
         let mut done: Vec<(u64, u64)> = Vec::new();
         self.lane.visit(|slot| {
             let offset = slot.token.0;

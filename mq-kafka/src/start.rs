@@ -65,8 +65,14 @@ pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32
 }
 
 /// Commits the start of a group that has none yet. An existing group goes on where it was; partitions that were added to its
-/// topic start at their first message. Blocks.
-pub(crate) fn begin(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32, start: Start) -> Result<()> {
+/// topic start at their first message. `left`: where a partition was left, by one who has read of it before. Blocks.
+pub(crate) fn begin(
+    consumer: &BaseConsumer<Ctx>,
+    topic: &str,
+    partitions: u32,
+    start: Start,
+    left: impl Fn(i32) -> Option<u64>,
+) -> Result<()> {
     let known = committed(consumer, topic, partitions)?;
     if known.iter().all(|e| e.offset >= 0) {
         return Ok(());
@@ -76,7 +82,7 @@ pub(crate) fn begin(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32, 
     let mut list = TopicPartitionList::with_capacity(partitions as usize);
     for (entry, offset) in known.iter().zip(offsets) {
         if entry.offset < 0 {
-            let offset = Offset::Offset(offset as i64);
+            let offset = Offset::Offset(left(entry.partition).unwrap_or(offset) as i64);
             let added = list.add_partition_offset(topic, entry.partition, offset);
             added.map_err(|e| fault::error("committing where to start", e))?;
         }
