@@ -61,6 +61,8 @@ pub(crate) struct Loaded {
     pub(crate) entry: Entry,
     /// Of a dead-letter topic: stretches of letters that were redriven or discarded.
     pub(crate) removed: Option<Vec<(u64, u64)>>,
+    /// The group had nothing committed of it.
+    pub(crate) fresh: bool,
     /// Where it ends, if that was asked for.
     pub(crate) high: Option<u64>,
 }
@@ -143,6 +145,7 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
     let doing = "reading where the group is";
     let found = consumer.committed_offsets(list, REQUEST).map_err(|e| fault::error(doing, e))?;
     let mut found = ffi::entries(&found);
+    let fresh: Vec<bool> = found.iter().map(|e| e.offset < 0).collect();
     let place = |e: &Entry| places.iter().find(|p| p.partition == e.partition && p.topic == e.topic);
     for entry in &mut found {
         if let Some(code) = entry.error {
@@ -158,7 +161,7 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
         }
     }
     let mut loaded = Vec::with_capacity(found.len());
-    for entry in found {
+    for (entry, fresh) in found.into_iter().zip(fresh) {
         let removed = match letters {
             Some(cluster) if entry.topic.ends_with("..dlq") => {
                 Some(letters::removed(cluster, &entry.topic, entry.partition)?)
@@ -172,7 +175,7 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
             }
             false => None,
         };
-        loaded.push(Loaded { entry, removed, high });
+        loaded.push(Loaded { entry, removed, fresh, high });
     }
     Ok(loaded)
 }

@@ -170,7 +170,8 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
         Some(n) if *n > 0 => *n,
         _ => group::existing(cluster, topic)?,
     };
-    let (reading, other) = cluster.reads(&session.member, topic)?;
+    let id = group_id(&sub.topic, group);
+    let (reading, other) = cluster.reads(&session.member, &id, topic)?;
     if other {
         session.events.push(Event::Gap(Gap {
             topic: sub.topic.clone(),
@@ -181,12 +182,12 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
             cause: GapCause::Deleted,
         }));
     }
-    let main = consumer(cluster, session, &group_id(&sub.topic, group), &native)?;
+    let main = consumer(cluster, session, &id, &native)?;
     // A member that has read of the group knows better than its subscription where it was: it was lost meanwhile.
     let known = session.generation > 1;
     let first = if known { Start::Oldest } else { sub.start };
-    let left = |partition| if known && !reading.remade { resume(session, partition) } else { None };
-    start::begin(&main.consumer, topic, partitions, first, left)?;
+    let left = |partition| cluster.left_at(&session.member, &id, topic, partition);
+    start::begin(&main.consumer, topic, partitions, first, sub.provisioning, left)?;
     subscribe(&main, &[topic])?;
     let main = Joining { topic: topic.to_owned(), reading, ..main };
     if !with_retries {
@@ -196,12 +197,6 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
     let names: Vec<&str> = retries.all().iter().map(String::as_str).collect();
     subscribe(&second, &names)?;
     Ok((main, Some(Joining { topic: retries.first().to_owned(), ..second })))
-}
-
-/// The lowest offset of a partition that this member does not know to be settled.
-pub(crate) fn resume(session: &Session, partition: i32) -> Option<u64> {
-    let left = session.resume(u32::try_from(partition).ok())?;
-    left.unsettled.map(|p| p.major).or(left.seen.map(|p| p.major + 1))
 }
 
 fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String, String)]) -> Result<Joining> {

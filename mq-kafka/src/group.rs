@@ -3,7 +3,7 @@
 use crate::client::{self, Ctx};
 use crate::topology::Cluster;
 use crate::{fault, start};
-use mq_api::{Error, ErrorKind, Group, Result, Start, Topic};
+use mq_api::{Error, ErrorKind, Group, Provisioning, Result, Start, Topic};
 use rdkafka::consumer::BaseConsumer;
 use std::time::Duration;
 
@@ -24,10 +24,11 @@ pub(crate) fn begin(
     topic: &str,
     group: &str,
     start: Start,
+    how: Provisioning,
     native: &[(String, String)],
 ) -> Result<()> {
     let partitions = existing(cluster, topic)?;
-    start::begin(&visitor(cluster, group, native)?, topic, partitions, start, |_| None)
+    start::begin(&visitor(cluster, group, native)?, topic, partitions, start, how, |_| None)
 }
 
 /// The partitions of a topic that has to exist.

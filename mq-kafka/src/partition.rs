@@ -47,6 +47,8 @@ pub(crate) struct Partition {
     pub(crate) queue: PartitionQueue<Ctx>,
     /// What earlier owners knew.
     known: Record,
+    /// Where it began.
+    start: u64,
     /// One beyond the last offset that was pushed or is known to be settled.
     pub(crate) next: u64,
     first: bool,
@@ -109,6 +111,7 @@ impl Partition {
             watched,
             queue,
             known,
+            start,
             next: start,
             first: true,
             held: None,
@@ -302,6 +305,11 @@ impl Partition {
         Snapshot { lane: self.lane.id(), mark, horizon, trials }
     }
 
+    /// Everything below was settled, and confirmed.
+    pub(crate) fn confirmed(&self) -> u64 {
+        self.committed.as_ref().map_or(self.start, |(offset, _)| *offset)
+    }
+
     /// Whether the broker has exactly this already.
     pub(crate) fn is_committed(&self, snapshot: &Snapshot) -> bool {
         self.committed
@@ -337,6 +345,7 @@ impl Partition {
         self.lane = watched.lane.clone();
         self.watched = watched;
         self.known = Record::default();
+        self.start = at;
         self.next = at;
         self.first = false;
         self.horizon = if self.tracked { 0 } else { u64::MAX };

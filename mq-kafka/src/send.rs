@@ -55,6 +55,7 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
                             spec.topic.as_str(),
                             &group::group_id(&spec.topic, g),
                             Start::Oldest,
+                            spec.provisioning,
                             &group_native,
                         )
                     })

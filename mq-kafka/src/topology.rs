@@ -89,8 +89,8 @@ pub(crate) struct Cluster {
     looker: RwLock<Option<Arc<BaseConsumer<Ctx>>>>,
     ctx: Ctx,
     watched: Mutex<Vec<Weak<Watched>>>,
-    /// Which topic each member read last.
-    read: Mutex<HashMap<(Arc<str>, String), Reading>>,
+    /// What each member read last: by member, group and topic.
+    read: Mutex<HashMap<(Arc<str>, String, String), Past>>,
     /// Whether brokers tell the ids of topics, once that is known.
     tells_ids: Mutex<Option<bool>>,
 }
@@ -101,6 +101,14 @@ pub(crate) struct Reading {
     pub(crate) id: Option<TopicId>,
     /// It is not the first: positions that are remembered may be of one before.
     pub(crate) remade: bool,
+}
+
+/// What a member remembers of a topic, should the group be lost.
+#[derive(Debug, Default)]
+struct Past {
+    reading: Reading,
+    /// By partition: everything below was settled, and confirmed.
+    left: HashMap<i32, u64>,
 }
 
 /// A lane of a member of this connection, for those who ask what is in hand.
@@ -127,13 +135,30 @@ impl Cluster {
     }
 
     /// Which topic of this name is there now, and whether it is another than this member read before. Blocks.
-    pub(crate) fn reads(&self, member: &Arc<str>, topic: &str) -> Result<(Reading, bool)> {
+    pub(crate) fn reads(&self, member: &Arc<str>, group: &str, topic: &str) -> Result<(Reading, bool)> {
         let id = self.topic_id(topic)?;
         let mut all = self.read.lock();
-        let reading = all.entry((member.clone(), topic.to_owned())).or_default();
-        let other = reading.id.is_some() && id.is_some() && reading.id != id;
-        *reading = Reading { id: id.or(reading.id), remade: reading.remade || other };
-        Ok((*reading, other))
+        let past = all.entry((member.clone(), group.to_owned(), topic.to_owned())).or_default();
+        let other = past.reading.id.is_some() && id.is_some() && past.reading.id != id;
+        if other {
+            past.left.clear();
+        }
+        past.reading = Reading { id: id.or(past.reading.id), remade: past.reading.remade || other };
+        Ok((past.reading, other))
+    }
+
+    /// A member gives a partition up; everything below `offset` was settled, and confirmed.
+    pub(crate) fn leave_at(&self, member: &Arc<str>, group: &str, topic: &str, partition: i32, offset: u64) {
+        let mut all = self.read.lock();
+        let past = all.entry((member.clone(), group.to_owned(), topic.to_owned())).or_default();
+        past.left.insert(partition, offset);
+    }
+
+    /// Where this member left a partition.
+    pub(crate) fn left_at(&self, member: &Arc<str>, group: &str, topic: &str, partition: i32) -> Option<u64> {
+        let all = self.read.lock();
+        let past = all.get(&(member.clone(), group.to_owned(), topic.to_owned()))?;
+        past.left.get(&partition).copied()
     }
 
     /// The id of a topic. Brokers before 2.8 have none, and there are some (librdkafka's mock) that leave the question

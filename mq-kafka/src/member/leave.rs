@@ -15,6 +15,7 @@ impl Member {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
         let mut confirmed = clean;
+        self.partitions.iter().for_each(|p| self.remember(p));
         // Nobody would answer; the commit before this one counts.
         let away = self.ctx.down().is_some();
         if away && clean {

@@ -1,7 +1,9 @@
-//! What the broker lost: partitions that end before what was seen of them.
+//! What the broker lost: partitions that end before what was seen of them, and groups whose commits are gone.
 
 use super::{Member, Role};
 use crate::commit::Loaded;
+use crate::group::group_id;
+use crate::partition::Partition;
 use mq_api::{Event, Gap, GapCause, Position};
 
 impl Member {
@@ -46,5 +48,25 @@ impl Member {
             }
         }
         lost.into_iter().for_each(|gap| self.session.events.push(Event::Gap(gap)));
+    }
+
+    /// Notes how far a partition is that is given up, should the group be lost.
+    pub(super) fn remember(&self, partition: &Partition) {
+        if let Some(group) = self.group_id() {
+            let at = partition.confirmed();
+            self.cluster.leave_at(&self.session.member, &group, &partition.topic, partition.number, at);
+        }
+    }
+
+    /// Where this member left a partition.
+    pub(super) fn left_at(&self, partition: i32) -> Option<u64> {
+        self.cluster.left_at(&self.session.member, &self.group_id()?, &self.topic, partition)
+    }
+
+    /// The group of the topic; retry topics are not remembered: what they hold is read from the start.
+    fn group_id(&self) -> Option<String> {
+        let sub = &self.session.subscription;
+        let group = sub.group_name().filter(|_| self.role == Role::Main);
+        group.map(|group| group_id(&sub.topic, group))
     }
 }

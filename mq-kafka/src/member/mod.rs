@@ -67,6 +67,8 @@ pub(crate) struct Member {
     /// The present round of commits is not done yet.
     owed: bool,
     not_before: Option<Instant>,
+    /// The topic may be gone.
+    pub(super) wants_look: bool,
     looking: bool,
     next_look: Instant,
     joined: bool,
@@ -105,6 +107,7 @@ impl Member {
             ignored: 0,
             owed: false,
             not_before: None,
+            wants_look: false,
             looking: false,
             next_look: Instant::now(),
             joined: false,
@@ -156,10 +159,7 @@ impl Member {
         }
         match error.rdkafka_error_code() {
             Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
-                if self.role == Role::Main {
-                    self.next_look = Instant::now();
-                    self.look();
-                }
+                self.wants_look |= self.role == Role::Main;
             }
             Some(
                 code @ (Code::TopicAuthorizationFailed
@@ -186,7 +186,7 @@ impl Member {
 
     /// While no broker can be reached, or something is refused, asks now and then whether that is over.
     fn look_if_down(&mut self) {
-        let troubled = self.ctx.down().is_some() || self.ctx.refused().is_some();
+        let troubled = self.wants_look || self.ctx.down().is_some() || self.ctx.refused().is_some();
         if troubled && Instant::now() >= self.next_look {
             self.look();
         }
@@ -195,6 +195,7 @@ impl Member {
     fn look(&mut self) {
         if !self.looking && self.flight.is_none() {
             self.looking = true;
+            self.wants_look = false;
             self.next_look = Instant::now() + Duration::from_millis(500);
             self.committer.ask(Job::Look(self.topic.clone(), self.reading.id));
         }

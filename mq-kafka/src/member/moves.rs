@@ -5,11 +5,11 @@ use super::rounds::Flight;
 use super::{AGAIN, Member, News, Role};
 use crate::client::{Change, KEYED_MOVE};
 use crate::commit::{Job, Loaded, Place};
-use crate::driver::resume;
 use crate::ffi;
 use crate::partition::{Owner, Partition};
 use crate::record::Record;
-use mq_api::Ordering;
+use crate::start::no_group;
+use mq_api::{Ordering, Provisioning};
 use rdkafka::consumer::Consumer;
 use rdkafka::{Offset, TopicPartitionList};
 use std::task::Context;
@@ -86,7 +86,7 @@ impl Member {
             .into_iter()
             .map(|e| {
                 let seen = self.seen(e.partition).is_some();
-                let resume = if seen { resume(&self.session, e.partition) } else { None };
+                let resume = self.left_at(e.partition);
                 Place { seen, resume, topic: e.topic, partition: e.partition }
             })
             .collect();
@@ -110,6 +110,13 @@ impl Member {
             }
         };
         self.session.trouble("offsets", None);
+        let sub = &self.session.subscription;
+        if sub.provisioning == Provisioning::Verify && self.role == Role::Main && entries.iter().all(|e| e.fresh) {
+            // It was there when the session began: lost since. Only what this program made is made again.
+            self.moving = Some(Moving::Loading { list });
+            self.news.push(News::Gone(no_group(sub.topic.as_str())));
+            return;
+        }
         self.tell_loss(&entries);
         let epoch = ffi::group_generation(self.consumer.client());
         let mut places = TopicPartitionList::with_capacity(entries.len().max(1));
@@ -173,8 +180,9 @@ impl Member {
         let flying: Vec<u32> =
             self.drop_flight().map(|f| f.snapshots.iter().map(|s| s.lane).collect()).unwrap_or_default();
         self.news.push(News::Unsure(flying));
-        for partition in self.partitions.extract_if(.., |p| p.draining) {
+        for partition in self.partitions.extract_if(.., |p| p.draining).collect::<Vec<_>>() {
             self.session.close_lane(&partition.lane);
+            self.remember(&partition);
             let lane = partition.lane.id();
             self.news.push(if partition.unsure { News::Unsure(vec![lane]) } else { News::Lost(lane) });
         }
@@ -184,8 +192,9 @@ impl Member {
     /// Fences the leaving partitions, then commits what they came to: what was accepted before the fence is in the commit.
     fn give_up(&mut self, list: TopicPartitionList) {
         let mut snapshots = Vec::new();
-        for mut partition in self.partitions.extract_if(.., |p| p.draining) {
+        for mut partition in self.partitions.extract_if(.., |p| p.draining).collect::<Vec<_>>() {
             self.session.close_lane(&partition.lane);
+            self.remember(&partition);
             self.news.push(News::Ended(partition.lane.id()));
             let snapshot = partition.snapshot(true);
             if !partition.is_committed(&snapshot) {

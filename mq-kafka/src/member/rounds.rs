@@ -1,6 +1,6 @@
 //! Rounds of commits: what was settled until a round began is committed, again until it is, one request at a time.
 
-use super::{AGAIN, Member, News};
+use super::{AGAIN, Member, News, Role};
 use crate::commit::Job;
 use crate::partition::Snapshot;
 use rdkafka::error::RDKafkaErrorCode as Code;
@@ -105,6 +105,7 @@ impl Member {
                     }
                 }
                 self.not_before = Some(Instant::now() + AGAIN);
+                self.wants_look |= self.role == Role::Main && code == Code::UnknownTopicOrPartition;
                 if flight.last {
                     self.news.push(News::Unsure(lanes));
                 }
