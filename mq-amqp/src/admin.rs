@@ -71,21 +71,24 @@ impl Admin for AmqpAdmin {
         let amqp = self.amqp.clone();
         self.run(Some(LOOK), async move {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
-            let Some((ready, members)) = declarer.depth(&queue).await? else {
+            let Some((waiting, members)) = declarer.depth(&queue).await? else {
                 let text = format!("there is no queue '{queue}', so no such group");
                 return Err(Error::new(ErrorKind::NotFound, text));
             };
+            // Suspects whose consumer died wait there for their next trial.
+            let suspects = declarer.depth(&crate::alone::queue(&queue)).await?.map_or(0, |(n, _)| n);
             let mut delayed = 0;
             for name in Ladder::names(&queue) {
                 delayed += declarer.depth(&name).await?.map_or(0, |(n, _)| n);
             }
             let dead = declarer.depth(&letters).await?;
             declarer.done().await;
-            // What members hold unacknowledged is in no number that AMQP tells.
+            // What members hold unacknowledged is in no number that AMQP tells; some of it is only buffered there, or waits
+            // for the last second of its delay. A member that is leaving holds what it works on and is counted no more.
             let seen = |n| if members == 0 { Count::Exact(n) } else { Count::AtLeast(n) };
             Ok(Backlog {
-                ready: seen(ready),
-                in_flight: if members == 0 { Count::Exact(0) } else { Count::Unknown },
+                ready: seen(waiting + suspects),
+                in_flight: Count::AtLeast(0),
                 delayed: seen(delayed),
                 dead: match dead {
                     Some((n, 0)) => Count::Exact(n),

@@ -6,10 +6,11 @@
 
 use crate::connect::{Connections, Role, within};
 use crate::copies::{Copy, To};
+use crate::decode::{Arrived, decode};
 use crate::read::Reader;
 use crate::topology::{Declarer, short};
 use crate::url::QueueType;
-use crate::wire::{Arrived, Notes, decode};
+use crate::wire::Notes;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions};
 use mq_api::{Position, Provisioning, Result, Stored};

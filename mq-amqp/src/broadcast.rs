@@ -2,11 +2,11 @@
 //! bounds what is on its way.
 
 use crate::connect::{Role, answer, within};
+use crate::decode::decode;
 use crate::driver::Amqp;
 use crate::fault::fault;
 use crate::options::GroupOptions;
 use crate::topology::{Declarer, Place, short};
-use crate::wire::decode;
 use futures_util::stream::StreamExt;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -25,6 +25,9 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let connections = amqp.connections.clone();
     let sub = session.subscription.clone();
     let options = GroupOptions::read(&sub.native)?;
+    if options.stream {
+        return crate::stream::open(amqp, session, options).await;
+    }
     let place = Place::of(&sub.topic);
     let (Place::Topic(exchange) | Place::Exchange(exchange)) = &place else {
         let text = "amqp cannot broadcast from a queue: each message has one receiver; subscribe to an exchange";

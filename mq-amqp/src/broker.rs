@@ -36,28 +36,28 @@ pub async fn connect_with_hooks(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<
     let first = connections.clone();
     let clock = env.clone();
     let connected = env.spawn(async move { first_connection(&first, &clock).await }).await;
-    match connected {
-        Ok(Ok(())) => {}
+    let server = match connected {
+        Ok(Ok(server)) => server,
         Ok(Err(error)) => {
             env.shut_down(Duration::from_secs(1)).await;
             return Err(error);
         }
         Err(gone) => return Err(Error::new(ErrorKind::Other, "the connecting task ended").with_source(gone)),
-    }
+    };
     let policy = ConnectPolicy { first: connections.url().connect_timeout, ..ConnectPolicy::default() };
-    let driver = Arc::new(Amqp::new(connections.clone()));
+    let driver = Arc::new(Amqp::new(connections.clone(), server));
     let admin = Arc::new(AmqpAdmin::new(driver.clone(), env.clone()));
     let made = Mutex::default();
     let closing = tokio::sync::Mutex::default();
     Ok(Arc::new(AmqpBroker { env, connections, driver, admin, policy, hooks, made, closing }))
 }
 
-/// Waits for a broker that is down; what no waiting can mend fails at once.
-async fn first_connection(connections: &Connections, env: &Env) -> Result<()> {
+/// Waits for a broker that is down; what no waiting can mend fails at once. Says which server it is.
+async fn first_connection(connections: &Connections, env: &Env) -> Result<Option<String>> {
     let give_up = env.now() + connections.url().connect_timeout;
     let mut pause = Duration::from_millis(100);
     loop {
-        let Err(error) = connections.get(Role::Publish).await else { return Ok(()) };
+        let Err(error) = connections.get(Role::Publish).await else { return Ok(connections.server().await) };
         let final_one = matches!(
             error.kind(),
             ErrorKind::Auth | ErrorKind::Permission | ErrorKind::Tls | ErrorKind::Config | ErrorKind::Unsupported

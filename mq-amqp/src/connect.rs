@@ -17,6 +17,9 @@ const HOST: Duration = Duration::from_secs(5);
 /// Longest wait for an answer of a live connection, below the engine's limit of an attempt.
 const ANSWER: Duration = Duration::from_secs(8);
 
+/// Longest wait for what the server says of itself: once per client, while it connects.
+const GREETING: Duration = Duration::from_secs(2);
+
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -116,9 +119,9 @@ impl Connections {
         Err(last.unwrap_or_else(|| Error::new(ErrorKind::Config, "the URL has no host")))
     }
 
-    async fn open_at(&self, role: Role, host: &str, port: u16) -> lapin::Result<Connection> {
+    fn uri(&self, host: &str, port: u16) -> AMQPUri {
         let url = &self.url;
-        let uri = AMQPUri {
+        AMQPUri {
             scheme: if url.tls { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
             authority: AMQPAuthority {
                 userinfo: AMQPUserInfo { username: url.user.clone(), password: url.password.clone() },
@@ -133,12 +136,24 @@ impl Connections {
                     .then_some(lapin::uri::SASLMechanism::External),
                 ..AMQPQueryString::default()
             },
-        };
+        }
+    }
+
+    /// Product and version, as the server that worked last says; `None` when it does not say it in time.
+    pub(crate) async fn server(&self) -> Option<String> {
+        let (host, port) = self.url.hosts.get(self.next.load(Ordering::Relaxed))?;
+        let uri = self.uri(host, *port);
+        // Nothing depends on it but what listings show: a connection is not refused for it.
+        tokio::time::timeout(GREETING, crate::greeting::server(&uri, &self.tls)).await.ok()?.ok()?
+    }
+
+    async fn open_at(&self, role: Role, host: &str, port: u16) -> lapin::Result<Connection> {
+        let uri = self.uri(host, port);
         let role = match role {
             Role::Publish => "publish",
             Role::Consume => "consume",
         };
-        let name = format!("{} {role}", url.name.as_deref().unwrap_or("anymq"));
+        let name = format!("{} {role}", self.url.name.as_deref().unwrap_or("anymq"));
         let properties = ConnectionProperties::default().with_connection_name(name.into());
         let runtime = lapin::runtime::default_runtime()?;
         Connection::connect_uri_with_config(uri, properties, self.tls.clone(), runtime).await

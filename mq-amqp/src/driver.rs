@@ -20,9 +20,9 @@ pub(crate) struct Amqp {
 }
 
 impl Amqp {
-    pub(crate) fn new(connections: Arc<Connections>) -> Self {
+    pub(crate) fn new(connections: Arc<Connections>, server: Option<String>) -> Self {
         let url = connections.url();
-        let capabilities = Arc::new(capabilities(url.queue_type, url.heartbeat));
+        let capabilities = Arc::new(capabilities(url.queue_type, url.heartbeat, server));
         Self { connections, capabilities, groups: Mutex::default() }
     }
 

@@ -2,10 +2,11 @@
 //! kept is held until the end of the pass, which is bounded by what was there when it began, and then goes back in order.
 
 use crate::connect::{Connections, Role, within};
+use crate::decode::decode;
 use crate::driver::Amqp;
 use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, Place, short};
-use crate::wire::{Notes, decode};
+use crate::wire::Notes;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions};
 use mq_api::{DeadLetter, Error, Group, Provisioning, RedriveOptions, RedriveReport, Result, Topic};

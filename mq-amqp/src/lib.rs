@@ -10,7 +10,7 @@
 //! | parameter | default | meaning |
 //! |---|---|---|
 //! | `queue_type` | `quorum` | type of the queues that are made: `quorum` or `classic` |
-//! | `heartbeat` | `10s` | a connection silent for twice this is dead |
+//! | `heartbeat` | `5s` | a connection silent for twice this is dead |
 //! | `connect_timeout` | `30s` | longest wait for a broker that is down at start |
 //! | `confirm_timeout` | `20s` | longest wait for a confirmation; then the channel is made again and the message sent again, with its id |
 //! | `name` | `anymq` | beginning of the connections' names in RabbitMQ's listings |
@@ -29,6 +29,7 @@
 //! | delays | queues `orders..billing..retry..1000` (and 5 s, 30 s, 2 min, 10 min, 1 h), made when first needed |
 //! | crash suspects | queue `orders..billing..alone`, empty unless a consumer died |
 //! | broadcast | an exclusive queue, gone with its session |
+//! | broadcast with `queue-type=stream` | stream `orders..stream`, bound with `#` |
 //! | `Topic::native("jobs")`, `native("queue://jobs")` | that queue, as it is: sent to by the default exchange, never made |
 //! | `Topic::native("exchange://logs")` | that exchange; groups are queues `logs..group` bound to it |
 //!
@@ -82,6 +83,14 @@
 //! `routing-key` (of messages that name none), `queue-type` (of the groups it makes). Unknown ones are refused.
 //! `Retention::Handled { max }` bounds each group's queue.
 //!
+//! **Streams** are logs beside the queues: `queue-type=stream` on a producer makes the topic's stream before the first send, and on a
+//! broadcast subscription reads it, or `native("queue://name")`. `stream-offset` says from where: `first`, `last`, `next` (the
+//! default), an offset, `@` and seconds since 1970, or an age like `30m`. `max-age`, `max-length-bytes` and `Retention::log_for`
+//! bound it. What a stream can do is not what a queue can: everybody reads everything, from anywhere, as often as they like, with
+//! its offset as position; nothing is acknowledged, tried again or dead-lettered, and groups are refused, since the broker keeps no
+//! position for them over AMQP. A slow reader is waited for. After a lost connection a reader goes on behind what it took, without
+//! a gap; a program that starts again says from where.
+//!
 //! # Limits
 //!
 //! * Key and headers together fit one frame of the server (128 KiB by default); the payload is bounded by `max_message`.
@@ -91,7 +100,9 @@
 //!   deliveries are not listed either, and a backlog with members is a lower bound.
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
-//! * The server's version is not told by the client library; stream queues are not supported.
+//! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours
+//!   are sent again.
+//! * The server's version is read on a socket of its own when a client connects; its log notes that this one ended early.
 
 mod admin;
 mod alone;
@@ -99,10 +110,14 @@ mod broadcast;
 mod broker;
 mod connect;
 mod copies;
+mod decode;
 mod delay;
 mod driver;
+mod farewell;
 mod fault;
+mod fetch;
 mod flush;
+mod greeting;
 mod letters;
 mod options;
 mod probe;
@@ -111,6 +126,7 @@ mod read;
 mod returns;
 mod send;
 mod settle;
+mod stream;
 mod topology;
 mod url;
 mod wire;

@@ -5,7 +5,7 @@ use lapin::types::{AMQPValue, FieldTable, LongString};
 use mq_api::{Error, ErrorKind, Result, Retention};
 use std::collections::BTreeMap;
 
-const GROUP: &str = "routing-key, headers, headers-match, queue-type, max-priority, message-ttl, max-length, max-length-bytes, single-active";
+const GROUP: &str = "routing-key, headers, headers-match, queue-type, max-priority, message-ttl, max-length, max-length-bytes, max-age, single-active, stream-offset";
 const PRODUCER: &str = "routing-key, queue-type";
 
 /// Options of a group's queue.
@@ -16,6 +16,10 @@ pub(crate) struct GroupOptions {
     match_any: bool,
     arguments: Vec<(&'static str, AMQPValue)>,
     pub(crate) queue_type: Option<QueueType>,
+    /// A stream is read instead of a queue.
+    pub(crate) stream: bool,
+    /// Where its reader starts.
+    offset: Option<AMQPValue>,
 }
 
 fn number(name: &str, value: &str) -> Result<i64> {
@@ -26,11 +30,35 @@ fn wrong(name: &str, value: &str, wanted: &str) -> Error {
     Error::new(ErrorKind::Config, format!("native option '{name}' is '{value}', but must be {wanted}"))
 }
 
+/// `first`, `last`, `next`, an offset, `@` and a time in seconds since 1970, or an age like `30m`.
+fn offset(name: &str, value: &str) -> Result<AMQPValue> {
+    let wanted = "first, last, next, an offset like 17, a time like @1700000000, or an age like 30m";
+    if matches!(value, "first" | "last" | "next") {
+        return Ok(AMQPValue::LongString(LongString::from(value)));
+    }
+    if let Some(seconds) = value.strip_prefix('@') {
+        return seconds.parse().map(AMQPValue::Timestamp).map_err(|_| wrong(name, value, wanted));
+    }
+    match value.parse::<i64>() {
+        Ok(at) if at >= 0 => Ok(AMQPValue::LongLongInt(at)),
+        _ => age(name, value)
+            .map(|text| AMQPValue::LongString(LongString::from(text)))
+            .map_err(|_| wrong(name, value, wanted)),
+    }
+}
+
+/// An age as RabbitMQ writes it: a number and Y, M, D, h, m or s.
+fn age<'a>(name: &str, value: &'a str) -> Result<&'a str> {
+    let (number, unit) = value.split_at_checked(value.len().saturating_sub(1)).unwrap_or((value, ""));
+    let fits = matches!(unit, "Y" | "M" | "D" | "h" | "m" | "s") && number.parse::<u32>().is_ok_and(|n| n > 0);
+    if fits { Ok(value) } else { Err(wrong(name, value, "an age like 30m, 12h or 7D")) }
+}
+
 fn queue_type(name: &str, value: &str) -> Result<QueueType> {
     match value {
         "quorum" => Ok(QueueType::Quorum),
         "classic" => Ok(QueueType::Classic),
-        _ => Err(wrong(name, value, "'quorum' or 'classic'")),
+        _ => Err(wrong(name, value, "'quorum', 'classic' or 'stream'")),
     }
 }
 
@@ -54,7 +82,12 @@ impl GroupOptions {
                         _ => return Err(wrong(name, value, "'any' or 'all'")),
                     }
                 }
+                "queue-type" if value == "stream" => options.stream = true,
                 "queue-type" => options.queue_type = Some(queue_type(name, value)?),
+                "stream-offset" => options.offset = Some(offset(name, value)?),
+                "max-age" => {
+                    options.arguments.push(("x-max-age", AMQPValue::LongString(LongString::from(age(name, value)?))));
+                }
                 "max-priority" => {
                     let n = number(name, value)?;
                     if n > 255 {
@@ -77,17 +110,50 @@ impl GroupOptions {
                 }
             }
         }
+        options.consistent()?;
         Ok(options)
+    }
+
+    /// None, for a queue or a stream.
+    pub(crate) fn for_stream(stream: bool) -> Self {
+        Self { stream, ..Self::default() }
+    }
+
+    /// What only streams have needs one, and streams have nothing of what changes when a queue hands out.
+    fn consistent(&self) -> Result<()> {
+        let has = |names: &[&str]| self.arguments.iter().map(|(name, _)| *name).find(|name| names.contains(name));
+        let wrong = match self.stream {
+            true => has(&["x-max-priority", "x-message-ttl", "x-max-length", "x-single-active-consumer"]),
+            false => self.offset.as_ref().map(|_| "stream-offset").or(has(&["x-max-age"])),
+        };
+        let Some(name) = wrong else { return Ok(()) };
+        let name = name.trim_start_matches("x-");
+        let which = if self.stream { "is not for streams" } else { "needs queue-type=stream" };
+        Err(Error::new(ErrorKind::Config, format!("native option '{name}' {which}")))
+    }
+
+    /// The argument of a stream's reader: what comes from now on, unless it says otherwise.
+    pub(crate) fn offset(&self) -> AMQPValue {
+        self.offset.clone().unwrap_or_else(|| AMQPValue::LongString(LongString::from("next")))
     }
 
     fn argument(&mut self, name: &'static str, value: i64) {
         self.arguments.push((name, AMQPValue::LongLongInt(value)));
     }
 
-    /// The retention of a topic: at most so many wait for each group, then sends are refused.
+    /// The retention of a topic: at most so many wait for each group, then sends are refused. A stream is a log by age.
     pub(crate) fn retain(mut self, retention: Option<Retention>) -> Result<Self> {
         match retention {
             None => {}
+            Some(Retention::Log { max: None, age: Some(age) }) if self.stream => {
+                let text = format!("{}s", age.as_secs().max(1));
+                self.arguments.push(("x-max-age", AMQPValue::LongString(LongString::from(text))));
+            }
+            Some(_) if self.stream => {
+                let text =
+                    "a stream keeps by age or bytes: use Retention::log_for, or the native option max-length-bytes";
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
             Some(Retention::Handled { max }) => {
                 self.argument("x-max-length", i64::try_from(max).unwrap_or(i64::MAX));
                 self.arguments.push(("x-overflow", AMQPValue::LongString(LongString::from("reject-publish"))));
@@ -133,6 +199,8 @@ pub(crate) struct ProducerOptions {
     pub(crate) routing_key: Option<String>,
     /// Of the groups it provisions.
     pub(crate) queue_type: Option<QueueType>,
+    /// It makes the topic's stream, so that nothing sent is missing there.
+    pub(crate) stream: bool,
 }
 
 impl ProducerOptions {
@@ -142,6 +210,7 @@ impl ProducerOptions {
         for (name, value) in native {
             match name.as_str() {
                 "routing-key" => options.routing_key = Some(value.clone()),
+                "queue-type" if value == "stream" => options.stream = true,
                 "queue-type" => options.queue_type = Some(queue_type(name, value)?),
                 other => {
                     let text = format!("native option '{other}' is not known to RabbitMQ; allowed are {PRODUCER}");
@@ -156,6 +225,7 @@ impl ProducerOptions {
 #[cfg(test)]
 mod tests {
     use super::GroupOptions;
+    use lapin::types::{AMQPValue, LongString};
     use std::collections::BTreeMap;
 
     #[test]
@@ -167,5 +237,27 @@ mod tests {
         let keys = BTreeMap::from([("routing-key".to_owned(), "a.*, b.#".to_owned())]);
         let options = GroupOptions::read(&keys).unwrap();
         assert_eq!(options.bindings().into_iter().map(|b| b.0).collect::<Vec<_>>(), ["a.*", "b.#"]);
+    }
+
+    fn read(options: &[(&str, &str)]) -> Result<GroupOptions, String> {
+        let options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        GroupOptions::read(&options).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_stream_starts_where_it_is_told_and_mixes_with_nothing_else() {
+        let offset = |text| read(&[("queue-type", "stream"), ("stream-offset", text)]).map(|o| o.offset());
+        let text = |text: &str| AMQPValue::LongString(LongString::from(text));
+        assert_eq!(read(&[("queue-type", "stream")]).unwrap().offset(), text("next"));
+        assert_eq!(offset("first"), Ok(text("first")));
+        assert_eq!(offset("17"), Ok(AMQPValue::LongLongInt(17)));
+        assert_eq!(offset("@1700000000"), Ok(AMQPValue::Timestamp(1_700_000_000)));
+        assert_eq!(offset("30m"), Ok(text("30m")));
+        for wrong in ["soon", "", "-1", "0m", "m", "@noon"] {
+            assert!(offset(wrong).unwrap_err().contains("stream-offset"), "{wrong}");
+        }
+        assert!(read(&[("stream-offset", "first")]).unwrap_err().contains("queue-type=stream"));
+        assert!(read(&[("queue-type", "stream"), ("max-priority", "3")]).unwrap_err().contains("max-priority"));
+        assert!(read(&[("max-age", "1h")]).unwrap_err().contains("queue-type=stream"));
     }
 }

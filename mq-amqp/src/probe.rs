@@ -5,7 +5,7 @@ use mq_api::{AttemptCounts, Capabilities, Durability, Feature, Support, Takeover
 use std::time::Duration;
 
 /// The capabilities for a queue type.
-pub(crate) fn capabilities(kind: QueueType, heartbeat: Duration) -> Capabilities {
+pub(crate) fn capabilities(kind: QueueType, heartbeat: Duration, server: Option<String>) -> Capabilities {
     let name = match kind {
         QueueType::Quorum => "amqp",
         QueueType::Classic => "amqp-classic",
@@ -18,7 +18,9 @@ pub(crate) fn capabilities(kind: QueueType, heartbeat: Duration) -> Capabilities
     };
     let mut caps = Capabilities::new(name)
         .with(Feature::Partitions, Support::Unsupported("a queue is one; use several topics"))
-        .with(Feature::Replay, Support::Unsupported("a queue forgets what was handled; use Kafka or Redis in log mode"))
+        .with(Feature::Replay, Support::Unsupported(
+                "a queue forgets what was handled; use the native option queue-type=stream, Kafka, or Redis in log mode",
+            ))
         .with(Feature::PerKey, Support::Unsupported(per_key))
         .with(
             Feature::Retry,
@@ -40,6 +42,7 @@ pub(crate) fn capabilities(kind: QueueType, heartbeat: Duration) -> Capabilities
             Feature::Patterns,
             Support::Unsupported("a subscription is to one exchange; use the native option routing-key"),
         );
+    caps.server = server;
     // Confirmed when every queue wrote it to its disk: a classic one, or the Raft log of a quorum queue. That of a
     // cluster is on a majority, but AMQP does not say how many nodes there are.
     caps.send_level = Durability::Disk;

@@ -55,8 +55,15 @@ pub(crate) async fn open(amqp: &Amqp, tx: TxSession) -> Result<Run> {
         Purpose::Producer => {
             let native = ProducerOptions::read(&tx.spec.native)?;
             let kind = native.queue_type.unwrap_or(amqp.queue_type());
-            let options = GroupOptions::default().retain(tx.spec.retention)?;
-            declarer.exchange(&place).await?;
+            let options = GroupOptions::for_stream(native.stream).retain(tx.spec.retention)?;
+            match native.stream {
+                true if !tx.spec.groups.is_empty() => {
+                    let text = "a stream has no groups: it keeps no position for them over AMQP";
+                    return Err(Error::new(ErrorKind::Unsupported, text));
+                }
+                true => declarer.stream(&place, &options).await?,
+                false => declarer.exchange(&place).await?,
+            };
             for group in &tx.spec.groups {
                 declarer.group(&place, group, kind, &options, false).await?;
                 amqp.remember(&place, group);

@@ -4,34 +4,29 @@
 use crate::alone::Alone;
 use crate::connect::{Role, within};
 use crate::copies::{self, Copy, To};
+use crate::decode::{Arrived, decode};
 use crate::delay::{Ladder, millis, step};
 use crate::driver::Amqp;
 use crate::fault::fault;
+use crate::fetch::Fetch;
 use crate::flush::Flush;
 use crate::options::GroupOptions;
 use crate::settle::{Frame, Tags};
 use crate::topology::{Declarer, Found, Place, short};
 use crate::url::QueueType;
-use crate::wire::{Arrived, Notes, decode};
-use futures_util::stream::StreamExt;
-use lapin::message::Delivery;
-use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
+use crate::wire::Notes;
+use lapin::Channel;
+use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
-use lapin::{Channel, Consumer};
 use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
 use mq_core::{Carry, End, Incoming, Lane, Plan, Run, Session, Token};
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Longest wait for an answer while a session is set up.
 const ANSWER: Duration = Duration::from_secs(8);
-/// Longest wait while it ends: close has its own deadline, and a broker that is away gives everything back by itself.
-const FAREWELL: Duration = Duration::from_secs(1);
-
 /// An acknowledgement has arrived after this time, if it arrives at all.
 const SETTLED_BY: Duration = Duration::from_secs(1);
 
@@ -45,6 +40,11 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let Some(group) = sub.group_name().cloned() else { return crate::broadcast::open(amqp, session).await };
     let place = Place::of(&sub.topic);
     let options = GroupOptions::read(&sub.native)?.retain(sub.retention)?;
+    if options.stream {
+        let text =
+            "a stream has no groups: it keeps no position for them over AMQP; read it with Subscription::broadcast";
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
     let kind = options.queue_type.unwrap_or(amqp.queue_type());
     let queue = place.queue(&group);
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
@@ -88,11 +88,9 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         lane: session.open_lane(None, session.generation),
         session,
         channel,
-        consumer,
+        fetch: Fetch::new(consumer),
         queue,
         tags: Tags::default(),
-        stash: VecDeque::new(),
-        ended: None,
         frames: Vec::new(),
         flush,
         due: 0,
@@ -117,29 +115,26 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
 pub(crate) struct Reader {
     pub(crate) session: Session,
     pub(crate) lane: Arc<Lane>,
-    channel: Channel,
-    consumer: Consumer,
+    pub(crate) channel: Channel,
+    pub(crate) fetch: Fetch,
     pub(crate) queue: String,
-    tags: Tags,
-    /// Fetched beyond the credit: at most the prefetch.
-    stash: VecDeque<Delivery>,
-    ended: Option<Error>,
-    frames: Vec<Frame>,
-    flush: Flush,
+    pub(crate) tags: Tags,
+    pub(crate) frames: Vec<Frame>,
+    pub(crate) flush: Flush,
     /// The last operation taken.
     due: u64,
     /// Somebody waits.
-    urgent: bool,
+    pub(crate) urgent: bool,
     jobs: UnboundedSender<Copy>,
-    done: UnboundedReceiver<Copy>,
+    pub(crate) done: UnboundedReceiver<Copy>,
     /// Whether takes are counted.
     tracked: bool,
     /// Whether the queue is ours and classic, and so counts nothing.
-    classic: bool,
+    pub(crate) classic: bool,
     pub(crate) alone: Option<Alone>,
     /// Copies that are not confirmed.
-    copying: usize,
-    cancelled: bool,
+    pub(crate) copying: usize,
+    pub(crate) cancelled: bool,
 }
 
 impl Reader {
@@ -159,7 +154,7 @@ impl Reader {
                 () = settles.take(&mut plan) => What::Plan,
                 Some(copy) = self.done.recv() => What::Copied(copy),
                 event = Alone::next(&mut alone, drained) => What::Alone(event),
-                arrived = poll_fn(|cx| poll_fetch(&mut self.consumer, &mut self.stash, &mut self.tags, &mut self.ended, &self.session, cx)),
+                arrived = poll_fn(|cx| self.fetch.poll(&mut self.tags, &self.session, cx)),
                     if !drained => What::Arrived(arrived),
             };
             self.alone = alone;
@@ -185,9 +180,7 @@ impl Reader {
                 }
                 What::Arrived(n) => {
                     self.push(n);
-                    if self.stash.is_empty()
-                        && let Some(error) = self.ended.take()
-                    {
+                    if let Some(error) = self.fetch.over() {
                         break End::Lost(error);
                     }
                 }
@@ -200,7 +193,7 @@ impl Reader {
     }
 
     /// Begins to write what is due, if it is time.
-    fn write(&mut self) {
+    pub(crate) fn write(&mut self) {
         let (acks, frames) = (self.tags.pending(), self.frames.len());
         if self.flush.wants(self.due, self.urgent, acks, frames) {
             let mut frames = std::mem::take(&mut self.frames);
@@ -218,7 +211,7 @@ impl Reader {
     }
 
     /// A copy is confirmed: the original may go.
-    async fn copied(&mut self, copy: Copy) -> Result<()> {
+    pub(crate) async fn copied(&mut self, copy: Copy) -> Result<()> {
         self.copying -= 1;
         match (copy.token, &mut self.alone) {
             (Token(tag, MAIN), _) => {
@@ -247,7 +240,7 @@ impl Reader {
         let _ = self.jobs.send(copy);
     }
 
-    async fn carry_out(&mut self, plan: &mut Plan, exceptions: &mut Vec<(u64, Settled)>) -> Result<()> {
+    pub(crate) async fn carry_out(&mut self, plan: &mut Plan, exceptions: &mut Vec<(u64, Settled)>) -> Result<()> {
         for ack in plan.acks.drain(..) {
             let known = match self.alone.as_mut().and_then(|alone| alone.place(ack.token)) {
                 None => self.tags.ack(ack.token.0),
@@ -302,7 +295,7 @@ impl Reader {
         let now = millis(self.session.env.wall());
         let mut batch = Vec::with_capacity(n);
         for _ in 0..n {
-            let Some(delivery) = self.stash.pop_front() else { break };
+            let Some(delivery) = self.fetch.stash.pop_front() else { break };
             let tag = delivery.delivery_tag;
             let (exchange, key) = (delivery.exchange, delivery.routing_key);
             let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
@@ -312,7 +305,7 @@ impl Reader {
     }
 
     fn sort(&mut self, tag: u64, redelivered: bool, arrived: Arrived, now: u64, batch: &mut Vec<Incoming>) {
-        let Arrived { message, mut notes, returned } = arrived;
+        let Arrived { message, mut notes, returned, .. } = arrived;
         let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
         if !rest.is_zero() && (step(rest).is_some() || !self.lane.may_park()) {
             self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay(rest), message, notes });
@@ -341,66 +334,6 @@ impl Reader {
             self.lane.push_due(incoming, self.session.env.now() + rest);
         }
     }
-
-    /// A close began: the broker is to give nothing more, and what nobody holds goes back, in order.
-    async fn drain(&mut self) {
-        self.cancelled = true;
-        let cancel = self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default());
-        // A broker that does not answer keeps what it sent until the channel ends.
-        if within(FAREWELL, "cancel the consumer", cancel).await.is_ok() {
-            while let Ok(Some(Ok(delivery))) = tokio::time::timeout(FAREWELL, self.consumer.next()).await {
-                self.tags.arrived(delivery.delivery_tag);
-                self.stash.push_back(delivery);
-            }
-        }
-        for delivery in std::mem::take(&mut self.stash) {
-            let tag = delivery.delivery_tag;
-            if self.classic && self.alone.is_some() && !delivery.redelivered {
-                // As a release: given back by the broker it would look like the victim of a crash.
-                let (exchange, key) = (delivery.exchange, delivery.routing_key);
-                let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
-                let to = To::Queue(self.queue.clone());
-                let (message, notes) = (arrived.message, arrived.notes);
-                self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
-                continue;
-            }
-            self.frames.extend(self.tags.requeue(tag));
-        }
-    }
-
-    async fn finish(mut self, plan: &mut Plan, mut exceptions: Vec<(u64, Settled)>) {
-        if !self.cancelled {
-            self.drain().await;
-        }
-        let limit = tokio::time::sleep(FAREWELL);
-        tokio::pin!(limit);
-        loop {
-            let more = poll_fn(|cx| Poll::Ready(self.session.settles.poll_take(cx, plan).is_ready())).await;
-            if more && self.carry_out(plan, &mut exceptions).await.is_err() {
-                break;
-            }
-            self.urgent = true;
-            self.write();
-            if self.flush.is_idle() && self.copying == 0 && !more {
-                break;
-            }
-            tokio::select! { biased;
-                () = &mut limit => break,
-                Some(copy) = self.done.recv() => if self.copied(copy).await.is_err() {
-                    break;
-                },
-                written = poll_fn(|cx| self.flush.poll(cx)) => match written {
-                    Ok(upto) => self.session.settles.confirm(upto, exceptions.drain(..)),
-                    Err(_) => break,
-                }
-            }
-        }
-        if let Some(alone) = self.alone.take() {
-            alone.close().await;
-        }
-        // Whatever is left unsettled goes back with the channel.
-        let _ = within(FAREWELL, "close the channel", self.channel.close(200, "OK".into())).await;
-    }
 }
 
 enum What {
@@ -411,48 +344,4 @@ enum What {
     Copied(Copy),
     Alone(crate::alone::Event),
     Arrived(usize),
-}
-
-/// Ready with how many of the stash may be handed on, or when the consumer ended.
-fn poll_fetch(
-    consumer: &mut Consumer,
-    stash: &mut VecDeque<Delivery>,
-    tags: &mut Tags,
-    ended: &mut Option<Error>,
-    session: &Session,
-    cx: &mut Context<'_>,
-) -> Poll<usize> {
-    while ended.is_none() {
-        match consumer.poll_next_unpin(cx) {
-            Poll::Pending => break,
-            Poll::Ready(Some(Ok(delivery))) => {
-                tags.arrived(delivery.delivery_tag);
-                stash.push_back(delivery);
-            }
-            Poll::Ready(Some(Err(error))) => *ended = Some(fault("consume", error)),
-            Poll::Ready(None) => {
-                let text = "the broker cancelled the consumer: its queue was deleted, or its leader moved";
-                *ended = Some(Error::new(ErrorKind::Disconnected, text));
-            }
-        }
-    }
-    if ended.is_some() {
-        // Nothing of this channel can be settled any more.
-        stash.clear();
-        return Poll::Ready(0);
-    }
-    if stash.is_empty() {
-        return Poll::Pending;
-    }
-    let credit = ready!(session.flow.poll_credit(cx));
-    let (mut n, mut bytes) = (0, 0);
-    for delivery in stash.iter() {
-        let size = delivery.data.len();
-        if n >= credit.count || (n > 0 && bytes + size > credit.bytes) {
-            break;
-        }
-        n += 1;
-        bytes += size;
-    }
-    Poll::Ready(n)
 }

@@ -2,9 +2,10 @@
 //! the calls.
 
 use crate::connect::{Connections, Role, within};
+use crate::decode::private_number;
 use crate::fault::fault;
 use crate::returns::{Fate, Returns};
-use crate::wire::{Notes, encode, private_number};
+use crate::wire::{Notes, encode};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
@@ -46,12 +47,19 @@ impl ConfirmChannel {
     }
 }
 
+/// A publish without an outcome.
+struct Open<T> {
+    tag: T,
+    since: Instant,
+    size: usize,
+}
+
 /// Publishes on one channel; `T` says what each was for.
 pub(crate) struct Writer<T> {
     channel: Arc<ConfirmChannel>,
     flying: FuturesUnordered<BoxFuture<'static, (u64, lapin::Result<Confirmation>)>>,
     returns: Returns,
-    open: HashMap<u64, (T, Instant)>,
+    open: HashMap<u64, Open<T>>,
     oldest: VecDeque<u64>,
     /// Outcomes that are certain.
     pub(crate) done: Vec<(T, Result<()>)>,
@@ -103,7 +111,7 @@ impl<T> Writer<T> {
         let routing_key = routing_key.or(out.routing_key).unwrap_or_else(|| "".into());
         let body = message.payload.clone().unwrap_or_default();
         let (channel, properties) = (self.channel.clone(), out.properties);
-        self.open.insert(number, (tag, now));
+        self.open.insert(number, Open { tag, since: now, size: body.len() });
         self.oldest.push_back(number);
         // First polled in the order of these calls, which is when the client takes its tag and queues the frames.
         self.flying.push(Box::pin(async move {
@@ -133,7 +141,7 @@ impl<T> Writer<T> {
         if any {
             let (open, done) = (&mut self.open, &mut self.done);
             self.returns.certain(|number, fate| {
-                if let Some((tag, _)) = open.remove(&number) {
+                if let Some(Open { tag, .. }) = open.remove(&number) {
                     done.push((tag, if fate == Fate::Taken { Ok(()) } else { Err(unroutable()) }));
                 }
             });
@@ -162,8 +170,15 @@ impl<T> Writer<T> {
                 copy
             }
         };
-        if let Some((tag, _)) = self.open.remove(&number) {
-            self.done.push((tag, Err(error.with_outcome(Outcome::Unknown))));
+        if let Some(Open { tag, size, .. }) = self.open.remove(&number) {
+            let error = match refused_size(error.context()) {
+                // The channel closed over this one, and not over its neighbours.
+                Some(refused) if refused == size => {
+                    Error::new(ErrorKind::TooLarge, error.context().to_owned()).with_outcome(Outcome::Rejected)
+                }
+                _ => error.with_outcome(Outcome::Unknown),
+            };
+            self.done.push((tag, Err(error)));
         }
     }
 
@@ -172,7 +187,7 @@ impl<T> Writer<T> {
         self.flying.clear();
         let mut numbers: Vec<u64> = self.open.keys().copied().collect();
         numbers.sort_unstable();
-        numbers.into_iter().filter_map(|n| self.open.remove(&n)).map(|(tag, _)| tag)
+        numbers.into_iter().filter_map(|n| self.open.remove(&n)).map(|open| open.tag)
     }
 
     /// A publish that was in flight when its queue's leader froze may never be answered. Silence of a blocked connection is
@@ -186,15 +201,35 @@ impl<T> Writer<T> {
         {
             self.oldest.pop_front();
         }
-        let since = self.oldest.front().and_then(|n| self.open.get(n)).map(|(_, at)| (*at).max(self.waived))?;
+        let since = self.oldest.front().and_then(|n| self.open.get(n)).map(|open| open.since.max(self.waived))?;
         (now - since > self.limit).then(|| {
             Error::new(ErrorKind::Timeout, format!("the broker did not confirm a message within {:?}", self.limit))
         })
     }
 }
 
+/// The size of a message that is larger than the server allows, for which it closes the channel.
+fn refused_size(words: &str) -> Option<usize> {
+    let (_, rest) = words.split_once("message size ")?;
+    let (size, rest) = rest.split_once(' ')?;
+    rest.contains("larger than").then(|| size.parse().ok())?
+}
+
 #[cold]
 fn unroutable() -> Error {
     let text = "no queue took the message; make the group first, or list it in the producer's groups";
     Error::new(ErrorKind::Unroutable, text).with_outcome(Outcome::Rejected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::refused_size;
+
+    #[test]
+    fn the_message_that_was_too_large_is_known_by_its_size() {
+        let words = "publish: PRECONDITION_FAILED - message size 70000 is larger than configured max size 65536";
+        assert_eq!(refused_size(words), Some(70_000));
+        assert_eq!(refused_size("publish: PRECONDITION_FAILED - unknown delivery tag 7"), None);
+        assert_eq!(refused_size("publish: the message size was 3"), None);
+    }
 }

@@ -53,6 +53,14 @@ impl Place {
         }
     }
 
+    /// The stream that keeps what is sent here.
+    pub(crate) fn stream(&self) -> String {
+        match self {
+            Self::Topic(name) | Self::Exchange(name) => format!("{name}..stream"),
+            Self::Queue(name) | Self::DeadLetters(name) => name.clone(),
+        }
+    }
+
     /// The queue of a group's dead letters.
     pub(crate) fn dead_letters(&self, group: &Group) -> String {
         format!("{}..{group}..dlq", self.name())
@@ -178,6 +186,25 @@ impl<'a> Declarer<'a> {
                 let found = self.queue(&queue, group_arguments(kind, &dead_letter_queue, options)).await?;
                 if self.how == Provisioning::Create {
                     self.bind(&queue, exchange, options).await?;
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    /// Topic exchange, stream and binding; a queue of somebody else only has to be there.
+    pub(crate) async fn stream(&mut self, place: &Place, options: &GroupOptions) -> Result<Found> {
+        self.exchange(place).await?;
+        match place {
+            Place::Queue(name) | Place::DeadLetters(name) => self.look_for(name).await,
+            Place::Topic(exchange) | Place::Exchange(exchange) => {
+                let mut arguments = FieldTable::default();
+                arguments.insert("x-queue-type".into(), text("stream"));
+                options.add_to(&mut arguments);
+                let stream = place.stream();
+                let found = self.queue(&stream, arguments).await?;
+                if self.how == Provisioning::Create {
+                    self.bind(&stream, exchange, options).await?;
                 }
                 Ok(found)
             }

@@ -30,8 +30,8 @@ pub(crate) struct AmqpUrl {
     pub(crate) hosts: Vec<(String, u16)>,
     pub(crate) vhost: String,
     pub(crate) queue_type: QueueType,
-    /// Silence after which a connection counts as dead is twice this. Default 10 s: a network that is away for a moment
-    /// survives, a half-open one is noticed in 20 s.
+    /// Silence after which a connection counts as dead is twice this. Default 5 s: a network that is away for a moment
+    /// survives, a half-open one is noticed in 10 s. Shorter ones are known to take a busy server for a dead one.
     pub(crate) heartbeat: Duration,
     /// Longest wait for a broker that is down at start. Default 30 s: one that starts beside the program is up by then.
     pub(crate) connect_timeout: Duration,
@@ -84,7 +84,7 @@ impl AmqpUrl {
             hosts,
             vhost,
             queue_type: QueueType::Quorum,
-            heartbeat: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(30),
             confirm_timeout: Duration::from_secs(20),
             name: None,

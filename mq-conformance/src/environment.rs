@@ -235,7 +235,8 @@ impl Pace {
             patience: Duration::from_secs(20),
             drain: Duration::from_secs(5),
             some: 20,
-            many: 100,
+            // As on a paused clock, for both are compared.
+            many: 200,
             deadline: Duration::from_secs(60),
             wall: Duration::from_secs(75),
         }

@@ -24,15 +24,16 @@ pub fn target() -> PathBuf {
     }
 }
 
-/// The folder of all broker state.
+/// The folder of all broker state: `target/brokers`, or the one that `MQ_TEST_BROKERS` names, an absolute path. With one
+/// of its own, a test of `brokers up` and `down` neither sees nor ends what else runs in this checkout.
 #[must_use]
 pub fn root() -> PathBuf {
-    target().join("brokers")
+    std::env::var_os("MQ_TEST_BROKERS").map_or_else(|| target().join("brokers"), PathBuf::from)
 }
 
 /// Where downloads and other things made once are kept.
 pub(crate) fn cache() -> PathBuf {
-    root().join("cache")
+    target().join("brokers").join("cache")
 }
 
 /// PostgreSQL refuses to run as root, and its user may not be able to enter a checkout below `/root`: then its folder

@@ -7,6 +7,7 @@
 //!
 //! Not published; nothing here is part of the library.
 
+mod acl;
 #[cfg(feature = "tls")]
 mod certificates;
 pub mod checker;
@@ -34,6 +35,7 @@ pub mod trial;
 mod versions;
 mod wait;
 
+pub use acl::{KafkaResource, kafka_allow};
 #[cfg(feature = "tls")]
 pub use certificates::{Certificates, Pair};
 pub use cluster::{Cluster, Formation};

@@ -9,7 +9,7 @@ use crate::process::tail;
 use crate::{Folder, Kind, Launch, Problem, Process, Result, folders, until};
 
 /// Forty times the usual start of the slowest server: it passes on a machine with ten other builds on two cores.
-const START: Duration = Duration::from_secs(180);
+pub(crate) const START: Duration = Duration::from_secs(180);
 const STOP: Duration = Duration::from_secs(30);
 
 /// What one kind of server needs, for one instance with its folder and ports.

@@ -141,6 +141,9 @@ impl Bed {
             crew.inspect()?;
         }
         let verdict = checker::check(&reader.all()?, client.promises);
+        if fault.destroys() && verdict.destroyed.is_empty() {
+            return Err(Problem::new("the topic was destroyed when nothing was in it, so nothing was to be reported"));
+        }
         let mut complaints = verdict.complaints();
         if back_after.is_none() {
             complaints.push(format!("not back within {:?}", measure.bound));

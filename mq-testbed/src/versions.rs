@@ -81,7 +81,9 @@ impl Version {
         }
     }
 
-    const fn kafka(self) -> Option<&'static str> {
+    /// The number of the Kafka that it is, as `MQ_TEST_KAFKA_VERSION` takes it.
+    #[must_use]
+    pub const fn kafka(self) -> Option<&'static str> {
         match self {
             Self::Kafka39 => Some("3.9.1"),
             Self::Kafka44 => Some("4.4.0"),

@@ -73,8 +73,8 @@ impl Raw for Amqp {
     fn sender(&self) -> Result<Box<dyn Sender>, String> {
         let (connection, channel) = self.runtime.block_on(async {
             let (connection, channel) = self.connect().await?;
-            // A queue that was destroyed has to be there before it can take anything.
-            declare(&channel, &self.queue()).await?;
+            // A queue that was destroyed is declared again by the members alone, who so know of it: until then publishes
+            // come back.
             within("ask for confirms", channel.confirm_select(ConfirmSelectOptions::default())).await?;
             Ok::<_, String>((connection, channel))
         })?;

@@ -1,10 +1,15 @@
 //! Kafka through rdkafka: four partitions, acks=all, one commit per message.
+//!
+//! A topic that was deleted is made again by the members, and only once none of them is left in the group: one that
+//! still held messages of the old topic would commit its old offsets to the new one, which then skips that far.
 
 use std::time::{Duration, Instant};
 
 use mq_testbed::client::{Order, id_in};
 use mq_testbed::history::{Sent, Settled};
+use mq_testbed::until;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::{ClientConfig, FromClientConfig};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::message::Message;
@@ -66,6 +71,8 @@ impl Raw for Kafka {
         let topic = NewTopic::new(&self.order.topic, PARTITIONS, TopicReplication::Fixed(1));
         let made = self.runtime.block_on(admin.create_topics([&topic], &AdminOptions::new()));
         match made.map_err(|error| error.to_string())?.into_iter().next() {
+            // Another member was faster.
+            Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
             Some(Err((name, code))) => Err(format!("create {name}: {code}")),
             _ => Ok(()),
         }
@@ -86,8 +93,12 @@ impl Raw for Kafka {
 
     fn receiver(&self) -> Result<Box<dyn Receiver>, String> {
         let consumer = self.consumer()?;
+        let was_gone = !is_there(consumer.client(), &self.order.topic)?;
+        if was_gone {
+            self.make_again(&consumer)?;
+        }
         consumer.subscribe(&[&self.order.topic]).map_err(|error| error.to_string())?;
-        Ok(Box::new(Member { consumer, topic: self.order.topic.clone() }))
+        Ok(Box::new(Member { consumer, topic: self.order.topic.clone(), looked: Instant::now(), was_gone }))
     }
 
     fn remaining(&self) -> Result<Vec<String>, String> {
@@ -121,7 +132,39 @@ impl Raw for Kafka {
     fn destroy(&self) -> Result<(), String> {
         let admin: AdminClient<_> = self.client(&[])?;
         let deleted = self.runtime.block_on(admin.delete_topics(&[&self.order.topic], &AdminOptions::new()));
-        deleted.map(|_| ()).map_err(|error| error.to_string())
+        if let Some(Err((name, code))) = deleted.map_err(|error| error.to_string())?.into_iter().next() {
+            return Err(format!("delete {name}: {code}"));
+        }
+        // The answer is the controller's. Until the broker has heard of it, it would still take messages.
+        let heard = until("the broker to have deleted the topic", ANSWER, || {
+            is_there(admin.inner(), &self.order.topic).is_ok_and(|there| !there).then_some(())
+        });
+        heard.map_err(|problem| problem.to_string())
+    }
+}
+
+/// Whether the broker has the topic.
+fn is_there<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<bool, String> {
+    let metadata = client.fetch_metadata(Some(topic), ANSWER).map_err(|error| error.to_string())?;
+    let found = metadata.topics().iter().find(|found| found.name() == topic).and_then(|found| found.error());
+    // Other errors, as a partition without a leader, belong to a topic that is there.
+    Ok(found.map(RDKafkaErrorCode::from) != Some(RDKafkaErrorCode::UnknownTopicOrPartition))
+}
+
+impl Kafka {
+    /// Makes a topic again that was deleted, when no member can commit to it any more what it had of the old one.
+    fn make_again(&self, consumer: &BaseConsumer) -> Result<(), String> {
+        let groups = consumer.fetch_group_list(Some(&self.order.group), ANSWER).map_err(|error| error.to_string())?;
+        if groups.groups().iter().any(|group| !group.members().is_empty()) {
+            return Err("the topic was deleted, and not all members have noticed".into());
+        }
+        let admin: AdminClient<_> = self.client(&[])?;
+        // With what it had committed: an offset of the old topic says nothing about the new one.
+        let deleted = self.runtime.block_on(admin.delete_groups(&[&self.order.group], &AdminOptions::new()));
+        match deleted.map_err(|error| error.to_string())?.into_iter().next() {
+            None | Some(Ok(_) | Err((_, RDKafkaErrorCode::GroupIdNotFound))) => self.prepare(),
+            Some(Err((name, code))) => Err(format!("delete group {name}: {code}")),
+        }
     }
 }
 
@@ -145,13 +188,26 @@ impl Sender for Producer {
     }
 }
 
+/// A member asks this often whether the topic is still there: librdkafka by itself waits for it to come back.
+const LOOK: Duration = Duration::from_millis(500);
+
 struct Member {
     consumer: BaseConsumer,
     topic: String,
+    /// When it last looked for the topic.
+    looked: Instant,
+    was_gone: bool,
 }
 
 impl Receiver for Member {
     fn receive(&mut self) -> Result<Vec<Got>, String> {
+        if self.looked.elapsed() > LOOK {
+            self.looked = Instant::now();
+            // A broker that does not answer says nothing about the topic.
+            if is_there(self.consumer.client(), &self.topic) == Ok(false) {
+                return Err("the topic was deleted".into());
+            }
+        }
         match self.consumer.poll(Duration::from_millis(200)) {
             None => Ok(Vec::new()),
             Some(Ok(message)) => {
@@ -174,6 +230,10 @@ impl Receiver for Member {
         // An error is never a sure "not yours any more": a commit that was applied just before the line was cut is
         // repeated by librdkafka, and the repetition is then refused because of the rebalance that followed.
         Ok(self.consumer.commit(&next, CommitMode::Sync).map_or(Settled::Unknown, |()| Settled::Confirmed))
+    }
+
+    fn found_destroyed(&mut self) -> bool {
+        std::mem::take(&mut self.was_gone)
     }
 }
 

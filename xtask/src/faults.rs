@@ -160,7 +160,7 @@ fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> 
     let folder: PathBuf = mq_testbed::target().join("faults").join(subject.name);
     // Those of the last run; gone is as good as removed.
     let _ = fs::remove_dir_all(&folder);
-    let mut faults = if args.short { Fault::short() } else { Fault::all(subject.kind) };
+    let mut faults = if args.short { Fault::short() } else { Fault::all() };
     if let Some(part) = &args.only {
         faults.retain(|fault| fault.to_string().contains(part.as_str()));
     }

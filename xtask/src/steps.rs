@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mq_testbed::{Knock, Problem};
+use mq_testbed::{Kind, Knock, Problem};
 
 use crate::guard::Guarded;
 use crate::tally::Count;
@@ -23,6 +23,8 @@ pub(crate) struct Step {
     env: Vec<(String, String)>,
     limit: Duration,
     interrupt_after: Option<Duration>,
+    /// The server without which there is nothing to run.
+    pub(crate) needs: Option<Kind>,
     /// Shown and not judged, because their issue is still open: all of it if empty, else what fails in these packages.
     open: Option<Vec<String>>,
 }
@@ -62,6 +64,7 @@ impl Step {
             env: Vec::new(),
             limit: Duration::from_secs(30 * 60),
             interrupt_after: None,
+            needs: None,
             open: None,
         }
     }
@@ -76,6 +79,17 @@ impl Step {
     pub(crate) fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.push((name.into(), value.into()));
         self
+    }
+
+    /// It is left out where that server is missing.
+    pub(crate) fn on(mut self, kind: Option<Kind>) -> Self {
+        self.needs = kind;
+        self
+    }
+
+    /// Its row of the table: backend and suite.
+    pub(crate) fn row(&self) -> String {
+        format!("{} {}", self.backend, self.suite)
     }
 
     /// After this time it is ended and has failed; 30 min unless said otherwise.
@@ -118,10 +132,10 @@ impl Step {
     /// Runs it to its end. Its output goes to a log, and the end of that to the screen if it fails.
     pub(crate) fn run(self) -> Report {
         let begun = Instant::now();
-        println!("   ... {} {}", self.backend, self.suite);
+        let name = self.row();
+        println!("   ... {name}");
         let outcome = self.execute();
         let took = begun.elapsed();
-        let name = format!("{} {}", self.backend, self.suite);
         let count = match outcome {
             Ok((true, text)) => Count::read(&text, true),
             Ok((false, text)) => {
@@ -182,6 +196,14 @@ impl Step {
 /// Runs steps one after the other, stopping nowhere: one failure should not hide the next.
 pub(crate) fn in_turn(steps: Vec<Step>) -> Vec<Report> {
     steps.into_iter().map(Step::run).collect()
+}
+
+/// Runs rows of steps side by side, each in turn.
+pub(crate) fn abreast(rows: Vec<Vec<Step>>) -> Vec<Report> {
+    std::thread::scope(|scope| {
+        let rows: Vec<_> = rows.into_iter().map(|row| scope.spawn(|| in_turn(row))).collect();
+        rows.into_iter().flat_map(|row| row.join().unwrap_or_default()).collect()
+    })
 }
 
 /// Runs steps side by side, at most `width` at a time: for steps that wait more than they compute.

@@ -2,16 +2,14 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
-use mq_testbed::{Fleet, Folder, Kind, Origin, Problem, Version, Want};
-use serde_json::json;
+use mq_testbed::{Fleet, Folder, Formation, Kind, Origin, Problem, Version, Want};
 
-use crate::steps::{Report, Step, in_turn, side_by_side};
-use crate::tally::{self, Count};
-use crate::{Outcome, faults, features, has_command};
+use crate::run_report::{Left, Skips};
+use crate::steps::{Report, Step, abreast, in_turn, side_by_side};
+use crate::{Outcome, deny, faults, features, has_command};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -19,6 +17,12 @@ pub(crate) struct Args {
     /// Also what takes long: clusters, variants, long fault runs, each feature alone. Writes `reports/full.json`.
     #[arg(long)]
     full: bool,
+    /// Only the steps whose row contains this, as "redis conformance" or "faults"; servers only if one of them needs some.
+    #[arg(long)]
+    only: Option<String>,
+    /// Panics once the servers run, for the test of what is left behind then.
+    #[arg(long, hide = true)]
+    panic: bool,
 }
 
 /// The backends, by the names that `conformance` and `faults` take, and the server each needs.
@@ -33,7 +37,7 @@ const BACKENDS: [(&str, Option<Kind>); 6] = [
 
 /// Backends whose own issue is still open. Their tests and their suite run and are shown, with what fails; they do not decide
 /// the verdict yet. A backend leaves this list when its issue is resolved.
-const OPEN: [&str; 5] = ["redis", "redis-pubsub", "amqp", "amqp-classic", "kafka"];
+pub(crate) const OPEN: [&str; 5] = ["redis", "redis-pubsub", "amqp", "amqp-classic", "kafka"];
 
 /// The crates of those.
 const OPEN_CRATES: [&str; 3] = ["mq-redis", "mq-amqp", "mq-kafka"];
@@ -48,80 +52,165 @@ pub(crate) fn run(args: Args) -> Outcome {
         println!("{problem}");
     }
     // Downloading waits for the network, building for the processor.
-    let wants: Vec<Want> = Kind::ALL.into_iter().map(Want::Single).collect();
-    let mut wanted = wants.clone();
+    let mut wants: Vec<Want> = Kind::ALL.into_iter().map(Want::Single).collect();
     if args.full {
-        wanted.extend(Version::ALL.into_iter().map(Want::Version));
+        wants.extend(Version::ALL.into_iter().map(Want::Version));
     }
-    let download = thread::spawn(move || mq_testbed::provide(&wanted, |line| println!("{line}")));
+    let download = thread::spawn(move || mq_testbed::provide(&wants, |line| println!("{line}")));
 
-    let mut reports = in_turn(vec![
-        Step::cargo("format", &["fmt", "--all", "--check"]),
-        Step::cargo("build", &["build"]).args(everything.clone()),
-        Step::cargo("lints", &["clippy", "--all-targets"]).args(everything.clone()).args(["--", "-D", "warnings"]),
-        Step::cargo("docs", &["doc", "--no-deps"]).args(everything.clone()).env("RUSTDOCFLAGS", "-D warnings"),
-    ]);
-
+    let mut run = Run { args, reports: Vec::new(), missing: Vec::new(), skips: Skips::new()? };
+    run.builds(&everything);
     download.join().map_err(|_| "the thread that installs servers panicked")??;
-    let fleet = Fleet::start(&wants, Folder::for_run()?);
-    let mut missing = Vec::new();
-    for entry in fleet.entries() {
-        match &entry.origin {
-            Origin::Missing(problem) => {
-                println!("missing {}: {problem}", entry.want.name());
-                missing.push(entry.want);
-            }
-            origin => println!("server {} {}: {origin:?}", entry.want.name(), entry.url.as_deref().unwrap_or_default()),
-        }
-    }
-    let skips = SkipFile::new()?;
-    let with_servers = |mut step: Step| {
-        for (name, value) in fleet.variables() {
-            step = step.env(name, value);
-        }
-        step.env("MQ_TEST_SKIPS", skips.0.display().to_string())
-    };
-
-    let mut tests = Step::cargo("tests", &["test", "--no-fail-fast"]).args(everything).open(&OPEN_CRATES);
-    if args.full {
-        tests = tests.args(["--", "--include-ignored"]);
-    }
-    reports.push(with_servers(tests).run());
-    // Side by side: they wait for brokers and back-offs more than they compute.
-    reports.extend(side_by_side(2, suites(&args, &missing).into_iter().map(&with_servers).collect()));
-    reports.extend(in_turn(examples().into_iter().map(&with_servers).collect()));
-    if args.full {
-        reports.extend(in_turn(each_feature_alone()?));
-    }
-    drop(fleet);
-    if args.full {
+    run.usual_servers(everything)?;
+    if run.args.full {
+        let alone = run.chosen(each_feature_alone()?);
+        run.reports.extend(in_turn(alone));
         for version in Version::ALL {
-            reports.extend(on_version(version, &mut missing)?);
+            run.on_another(Want::Version(version), version.name())?;
+        }
+        for formation in ON_CLUSTERS {
+            run.on_another(Want::Cluster(formation), formation.name())?;
         }
     }
-    finish(&args, reports, &missing, &skips.read(), begun)
+    let Run { args, reports, missing, skips } = run;
+    Left { full: args.full, only: args.only, missing, skips: skips.read(), wall: begun.elapsed() }.finish(&reports)
 }
 
-/// Conformance of every backend whose server is there, with the server it needs.
-fn suites_of_conformance(missing: &[Want]) -> Vec<(Option<Kind>, Step)> {
+/// Clusters whose URL the suite of their backend can be given: it reaches one node, and the others take part. Those of Redis
+/// and Kafka need a client that goes to every node through the suite's proxies.
+const ON_CLUSTERS: [Formation; 1] = [Formation::RabbitMq];
+
+/// What was run until now.
+struct Run {
+    args: Args,
+    reports: Vec<Report>,
+    missing: Vec<Want>,
+    skips: Skips,
+}
+
+impl Run {
+    /// Those of the steps that were asked for.
+    fn chosen(&self, steps: Vec<Step>) -> Vec<Step> {
+        steps.into_iter().filter(|step| self.wants(&step.row())).collect()
+    }
+
+    fn wants(&self, row: &str) -> bool {
+        self.args.only.as_deref().is_none_or(|only| row.contains(only))
+    }
+
+    /// What needs a compiler and no server.
+    fn builds(&mut self, everything: &[String]) {
+        let mut quick = vec![Step::cargo("format", &["fmt", "--all", "--check"])];
+        if self.wants(deny::ROW) {
+            match deny::step() {
+                Ok(step) => quick.push(step),
+                Err(problem) => self.skips.note(&format!("{}: {problem}", deny::ROW)),
+            }
+        }
+        let compiling = vec![
+            Step::cargo("build", &["build"]).args(everything),
+            Step::cargo("lints", &["clippy", "--all-targets"]).args(everything).args(["--", "-D", "warnings"]),
+            Step::cargo("docs", &["doc", "--no-deps"]).args(everything).env("RUSTDOCFLAGS", "-D warnings"),
+        ];
+        self.reports.extend(abreast(vec![self.chosen(quick), self.chosen(compiling)]));
+    }
+
+    /// Everything on the usual servers.
+    fn usual_servers(&mut self, everything: Vec<String>) -> Result<(), Problem> {
+        let mut tests = Step::cargo("tests", &["test", "--no-fail-fast"]).args(everything).open(&OPEN_CRATES);
+        if self.args.full {
+            tests = tests.args(["--", "--include-ignored"]).limit(60);
+        }
+        let (tests, suites, examples) =
+            (self.chosen(vec![tests]), self.chosen(suites(self.args.full)), self.chosen(examples()));
+        if tests.is_empty() && suites.is_empty() && examples.is_empty() && !self.args.panic {
+            return Ok(());
+        }
+        let wants: Vec<Want> = Kind::ALL.into_iter().map(Want::Single).collect();
+        let fleet = Fleet::start(&wants, Folder::for_run()?);
+        let mut missing = Vec::new();
+        for entry in fleet.entries() {
+            match &entry.origin {
+                Origin::Missing(problem) => {
+                    println!("missing {}: {problem}", entry.want.name());
+                    self.missing.push(entry.want);
+                    missing.push(entry.want.kind());
+                }
+                origin => {
+                    println!("server {} {}: {origin:?}", entry.want.name(), entry.url.as_deref().unwrap_or_default());
+                }
+            }
+        }
+        assert!(!self.args.panic, "asked to panic while the servers run");
+        let equipped = |steps: Vec<Step>| -> Vec<Step> {
+            let can_run = |step: &Step| !step.needs.is_some_and(|kind| missing.contains(&kind));
+            let with_urls = |step: Step| {
+                let urls = fleet.variables();
+                urls.into_iter().fold(self.skips.told_to(step), |step, (name, url)| step.env(name, url))
+            };
+            steps.into_iter().filter(can_run).map(with_urls).collect()
+        };
+        let (tests, suites, examples) = (equipped(tests), equipped(suites), equipped(examples));
+        self.reports.extend(in_turn(tests));
+        // Side by side: they wait for brokers and back-offs more than they compute.
+        self.reports.extend(side_by_side(2, suites));
+        self.reports.extend(in_turn(examples));
+        Ok(())
+    }
+
+    /// The conformance of every backend of that server on another version of it, or on several nodes.
+    fn on_another(&mut self, want: Want, name: &str) -> Result<(), Problem> {
+        let steps = suites_of_conformance().into_iter().filter(|step| step.needs == Some(want.kind()));
+        let renamed = steps.map(|mut step| {
+            step.suite = format!("on {name}");
+            step
+        });
+        let steps = self.chosen(renamed.collect());
+        // The suite of Kafka starts its own, whose clients each have a door: it is told the version.
+        if let Want::Version(version) = want
+            && let Some(kafka) = version.kafka()
+        {
+            let steps = steps.into_iter().map(|step| step.env("MQ_TEST_KAFKA_VERSION", kafka));
+            self.reports.extend(in_turn(steps.collect()));
+            return Ok(());
+        }
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let fleet = Fleet::start(&[want], Folder::for_run()?);
+        let Some((_, url)) = fleet.variables().into_iter().next() else {
+            for entry in fleet.entries() {
+                println!("missing {name}: {:?}", entry.origin);
+            }
+            self.missing.push(want);
+            return Ok(());
+        };
+        let steps = steps.into_iter().map(|step| step.env(want.kind().variable(), url.clone()));
+        self.reports.extend(in_turn(steps.collect()));
+        Ok(())
+    }
+}
+
+/// Conformance of every backend.
+fn suites_of_conformance() -> Vec<Step> {
     let stubs = features::stubs();
     let mut steps = Vec::new();
     for (backend, kind) in BACKENDS {
         let is_stub = stubs.iter().any(|stub| backend.starts_with(stub));
         if has_command("conformance") && is_stub {
-            steps.push((kind, Step::not_built(backend, "conformance")));
-        } else if has_command("conformance") && !kind.is_some_and(|kind| missing.contains(&Want::Single(kind))) {
-            let step = Step::xtask(backend, "conformance", &["conformance", backend]);
-            steps.push((kind, if OPEN.contains(&backend) { step.limit(8).open(&[]) } else { step }));
+            steps.push(Step::not_built(backend, "conformance").on(kind));
+        } else if has_command("conformance") {
+            let step = Step::xtask(backend, "conformance", &["conformance", backend]).on(kind);
+            steps.push(if OPEN.contains(&backend) { step.limit(8).open(&[]) } else { step });
         }
     }
     steps
 }
 
 /// Conformance, faults and whatever else other commands of this program test, as far as they exist.
-fn suites(args: &Args, missing: &[Want]) -> Vec<Step> {
-    let length = if args.full { "--long" } else { "--short" };
-    let mut steps: Vec<Step> = suites_of_conformance(missing).into_iter().map(|(_, step)| step).collect();
+fn suites(full: bool) -> Vec<Step> {
+    let length = if full { "--long" } else { "--short" };
+    let mut steps = suites_of_conformance();
     for backend in ["redis", "amqp", "kafka"] {
         steps.push(Step::xtask(backend, "reports", &["reports", backend]));
     }
@@ -133,31 +222,12 @@ fn suites(args: &Args, missing: &[Want]) -> Vec<Step> {
     steps.push(Step::xtask("workspace", "capability table", &["conformance", "--check-table"]));
     for (subject, kind) in faults::subjects() {
         // The raw clients prove that the faults bite; a backend's own run takes as long again, and is for `--full`.
-        let now = args.full || subject.starts_with("raw-");
-        if now && !missing.contains(&Want::Single(kind)) {
-            steps.push(Step::xtask(subject, "faults", &["faults", subject, length]));
+        if full || subject.starts_with("raw-") {
+            let step = Step::xtask(subject, "faults", &["faults", subject, length]).on(Some(kind));
+            steps.push(if OPEN.contains(&subject) { step.open(&[]) } else { step });
         }
     }
     steps
-}
-
-/// The conformance of every backend of that server on another version of it.
-fn on_version(version: Version, missing: &mut Vec<Want>) -> Result<Vec<Report>, Problem> {
-    let want = Want::Version(version);
-    let fleet = Fleet::start(&[want], Folder::for_run()?);
-    let Some((_, url)) = fleet.variables().into_iter().next() else {
-        missing.push(want);
-        return Ok(Vec::new());
-    };
-    let steps = suites_of_conformance(&[]).into_iter().filter(|(kind, _)| *kind == Some(version.kind()));
-    Ok(in_turn(
-        steps
-            .map(|(_, mut step)| {
-                step.suite = format!("on {}", version.name());
-                step.env(version.kind().variable(), url.clone())
-            })
-            .collect(),
-    ))
 }
 
 /// Runs every example of the facade, as `cargo test` built it. One that says that it runs "until Ctrl-C" gets that, and
@@ -192,92 +262,4 @@ fn each_feature_alone() -> Result<Vec<Step>, Problem> {
         steps.push(step.args([feature]));
     }
     Ok(steps)
-}
-
-/// Where tests write the names of those that lacked a server, see `mq_testbed::need`.
-struct SkipFile(PathBuf);
-
-impl SkipFile {
-    fn new() -> Result<Self, Problem> {
-        let file = mq_testbed::target().join("xtask").join("skips");
-        fs::write(&file, "").map_err(Problem::during(format!("write {}", file.display())))?;
-        Ok(Self(file))
-    }
-
-    fn read(&self) -> Vec<String> {
-        fs::read_to_string(&self.0).unwrap_or_default().lines().map(str::to_owned).collect()
-    }
-}
-
-fn finish(args: &Args, reports: Vec<Report>, missing: &[Want], skips: &[String], begun: Instant) -> Outcome {
-    let mut sum = tally::table(&reports);
-    println!("wall time {:.0} s", begun.elapsed().as_secs_f64());
-    for skip in skips {
-        println!("skipped: {skip}");
-    }
-    for want in missing {
-        println!("skipped: everything on {}, which is missing", want.name());
-    }
-    let skipped = skips.len() + missing.len();
-    sum.skipped += u64::try_from(skipped).unwrap_or(u64::MAX);
-    if sum.open > 0 {
-        println!(
-            "{} failures in backends whose issue is still open (shown above, not judged): {}",
-            sum.open,
-            OPEN.join(", ")
-        );
-    }
-    if sum.left_for_full > 0 {
-        println!("{} tests are marked as long and run with --full", sum.left_for_full);
-    }
-    if sum.unsupported > 0 {
-        println!("{} refusals that the contract lists (unsupported, not skipped)", sum.unsupported);
-    }
-    let problem = if args.full { write_report(&reports, sum).err() } else { None };
-    let Count { passed, failed, skipped, .. } = sum;
-    let skips_fail = std::env::var("CI").is_ok_and(|value| value == "true");
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
-    if let Some(problem) = problem {
-        return Err(problem.into());
-    }
-    match (failed, skipped) {
-        (0, 0) => Ok(()),
-        (0, _) if !skips_fail => Ok(()),
-        (0, _) => Err("with CI=true a skip is a failure; what is missing stands above".into()),
-        _ => Err("see the FAILED steps above; their logs are in target/xtask".into()),
-    }
-}
-
-/// `reports/full.json`: what was run on which commit.
-fn write_report(reports: &[Report], sum: Count) -> Result<(), Problem> {
-    let git = |args: &[&str]| {
-        let output = Command::new("git").args(args).output();
-        output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
-    };
-    let rows: Vec<_> = reports
-        .iter()
-        .map(|Report { step, count, took }| {
-            json!({
-                "backend": step.backend,
-                "suite": step.suite,
-                "passed": count.passed,
-                "failed": count.failed,
-                "skipped": count.skipped,
-                "open": count.open,
-                "unsupported": count.unsupported,
-                "not_built": count.not_built,
-                "seconds": took.as_secs_f64(),
-            })
-        })
-        .collect();
-    let report = json!({
-        "commit": git(&["rev-parse", "HEAD"]),
-        "uncommitted_changes": !git(&["status", "--porcelain"]).is_empty(),
-        "passed": sum.passed,
-        "failed": sum.failed,
-        "skipped": sum.skipped,
-        "steps": rows,
-    });
-    fs::create_dir_all("reports").map_err(Problem::during("make the folder reports"))?;
-    fs::write("reports/full.json", format!("{report:#}\n")).map_err(Problem::during("write reports/full.json"))
 }

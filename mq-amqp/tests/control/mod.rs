@@ -1,6 +1,6 @@
 //! A private RabbitMQ and its command line.
 
-use mq_api::Broker;
+use mq_api::{Broker, Consumer, ConsumerExt, Delivery};
 use mq_testbed::{RabbitOptions, Server};
 use std::path::PathBuf;
 use std::process::Command;
@@ -79,4 +79,20 @@ fn program() -> PathBuf {
     let homes = roots.iter().filter_map(|root| std::fs::read_dir(root).ok()).flatten().flatten();
     let mut found = homes.map(|home| home.path().join("sbin/rabbitmqctl")).filter(|path| path.exists());
     found.next().expect("rabbitmqctl")
+}
+
+#[allow(dead_code)] // Each test file uses a part of it.
+pub(crate) async fn next(consumer: &mut Box<dyn Consumer>) -> Delivery {
+    tokio::time::timeout(Duration::from_secs(60), consumer.recv()).await.expect("in time").unwrap().expect("a delivery")
+}
+
+#[allow(dead_code)] // Each test file uses a part of it.
+pub(crate) async fn quiet(consumer: &mut Box<dyn Consumer>, time: Duration) {
+    let got = tokio::time::timeout(time, consumer.recv()).await;
+    assert!(got.is_err(), "{got:?}");
+}
+
+#[allow(dead_code)] // Each test file uses a part of it.
+pub(crate) fn text(delivery: &Delivery) -> String {
+    String::from_utf8_lossy(delivery.payload_bytes()).into_owned()
 }

@@ -340,3 +340,37 @@ async fn sixty_four_megabytes_go_both_ways() {
     assert_eq!(sending.await.unwrap(), 64);
     close(broker).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_loads_is_waited_for() {
+    // Each key takes two milliseconds to load, and clients are answered meanwhile.
+    let slow = ["key-load-delay 2000", "loading-process-events-interval-bytes 1024"];
+    let Some(mut server) = server(false, &slow) else { return };
+    let (broker, producer, consumer) = all(&server.url()).await;
+    let counting = Counting::start(consumer);
+    producer.send(Message::new("before")).await.unwrap();
+    counting.has_all(&["before".to_owned()], SOON).await;
+    let mut admin = raw(&server);
+    let mut filler = redis::pipe();
+    for i in 0..1000 {
+        filler.cmd("SET").arg(format!("filler{i}")).arg("x");
+    }
+    filler.exec(&mut admin).unwrap();
+    let _: () = ask(&mut admin, &["SAVE"]);
+    let port = server.port();
+    server.kill().unwrap();
+    let loading = std::thread::spawn(move || {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+        let says = |e: redis::RedisError| e.code() == Some("LOADING");
+        let ask = || client.get_connection().and_then(|mut c| redis::cmd("XLEN").arg(TOPIC).query::<i64>(&mut c));
+        mq_testbed::eventually(Duration::from_secs(20), || ask().err().is_some_and(says))
+    });
+    let sending = load(producer, "m", 100);
+    server.restart().unwrap();
+    let back = Instant::now();
+    assert!(loading.join().unwrap(), "the server loaded too fast to prove anything");
+    let confirmed = sending.await.unwrap();
+    assert_eq!(confirmed.len(), 100);
+    counting.has_all(&confirmed, Duration::from_secs(5).saturating_sub(back.elapsed())).await;
+    close(broker).await;
+}

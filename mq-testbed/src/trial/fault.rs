@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use super::crew::Crew;
 use crate::proxy::{Direction, Proxy, Trouble};
-use crate::{Kind, Problem, Process, Result, Server, until};
+use crate::{Problem, Process, Result, Server, until};
 
 /// What is done to a running workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,10 +62,10 @@ impl Fault {
 
     /// All of them.
     #[must_use]
-    pub fn all(kind: Kind) -> Vec<Self> {
+    pub fn all() -> Vec<Self> {
         use Direction::{Both, ToClient, ToServer};
         let line = |trouble, seconds| Self::Line(trouble, Duration::from_secs(seconds));
-        let mut faults = vec![
+        vec![
             line(Trouble::Cut, 0),
             line(Trouble::Refuse, 3),
             line(Trouble::Swallow(Both), 3),
@@ -84,12 +84,8 @@ impl Fault {
             Self::KillMember,
             Self::FreezeMember(Duration::from_secs(5)),
             Self::KillProducer,
-        ];
-        // A Kafka topic that is deleted and made again under a running client is another matter, see its driver.
-        if kind != Kind::Kafka {
-            faults.push(Self::Destroy);
-        }
-        faults
+            Self::Destroy,
+        ]
     }
 
     /// Whether it destroys messages that were confirmed.
@@ -167,12 +163,25 @@ impl Fault {
                 Ok(format!("process {pid} killed"))
             }
             Self::Destroy => {
-                crew.destroy()?;
+                // While nobody settles, what the producers send piles up: there is something to be destroyed.
+                let begun = Instant::now();
+                crew.members.iter_mut().for_each(|member| member.signal(Signal::STOP));
+                let stopped = crew.members.iter().all(is_stopped);
+                pass(begun, PILE)?;
+                let destroyed = crew.destroy();
+                crew.members.iter_mut().for_each(|member| member.signal(Signal::CONT));
+                destroyed?;
+                if !stopped {
+                    return Err(Problem::new("the members did not stand still before the topic was destroyed"));
+                }
                 Ok("topic destroyed".into())
             }
         }
     }
 }
+
+/// Two producers send some fifty messages in this time, and no member's session ends.
+const PILE: Duration = Duration::from_millis(500);
 
 /// Lets the time of a fault pass: the time itself is what is wanted here, there is no condition to wait for.
 fn pass(begun: Instant, time: Duration) -> Result<()> {

@@ -1,0 +1,112 @@
+//! A reader of a stream: everything from a place of its choice on, as often as it likes. The broker keeps no position for
+//! readers over AMQP, so a reader that attaches again goes on behind what its process took, and one that starts again starts
+//! where it is told. Nothing is lost to a slow reader: the broker waits for it.
+
+use crate::connect::{Role, within};
+use crate::decode::decode;
+use crate::driver::Amqp;
+use crate::fetch::Fetch;
+use crate::options::GroupOptions;
+use crate::settle::{Frame, Tags};
+use crate::topology::{Declarer, Found, Place, short};
+use lapin::Channel;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use mq_api::{Event, Gap, GapCause, Position, Result};
+use mq_core::{End, Incoming, Lane, Plan, Run, Session, Token};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ANSWER: Duration = Duration::from_secs(8);
+/// On the way at a time. A stream refuses a reader without a bound; enough to hide the round trip.
+const PREFETCH: u16 = 512;
+
+/// Opens a session.
+pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -> Result<Run> {
+    let connections = amqp.connections.clone();
+    let sub = session.subscription.clone();
+    let place = Place::of(&sub.topic);
+    let options = options.retain(sub.retention)?;
+    let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
+    let found = declarer.stream(&place, &options).await?;
+    declarer.done().await;
+    let resumed = match found {
+        // It was deleted: what is in the new one begins at 0 again.
+        Found::Made => None,
+        Found::Already | Found::NotLooked => session.resume(None),
+    };
+    if found == Found::Made && session.generation > 1 {
+        session.events.push(Event::Gap(Gap {
+            topic: sub.topic.clone(),
+            partition: None,
+            from: None,
+            to: None,
+            count: None,
+            cause: GapCause::Deleted,
+        }));
+    }
+    // Behind the last that was seen, or at the first that nobody took.
+    let next = resumed.and_then(|r| r.unsettled.or(r.seen.map(|seen| Position::offset(seen.major + 1))));
+    let from = match next {
+        Some(at) => AMQPValue::LongLongInt(i64::try_from(at.major).unwrap_or(i64::MAX)),
+        None if found == Found::Made && session.generation > 1 => AMQPValue::LongString("first".into()),
+        None => options.offset(),
+    };
+    let channel = connections.channel(Role::Consume).await?;
+    within(ANSWER, "set the prefetch", channel.basic_qos(PREFETCH, BasicQosOptions { global: false })).await?;
+    let stream = place.stream();
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-stream-offset".into(), from);
+    let member = short(&session.member)?;
+    let consume = channel.basic_consume(short(&stream)?, member, BasicConsumeOptions::default(), arguments);
+    let consumer = within(ANSWER, &format!("read stream '{stream}'"), consume).await?;
+    let lane = session.open_lane(None, session.generation);
+    Ok(Box::pin(run(session, channel, Fetch::new(consumer), lane, next)))
+}
+
+async fn run(session: Session, channel: Channel, mut fetch: Fetch, lane: Arc<Lane>, from: Option<Position>) -> End {
+    let mut plan = Plan::default();
+    let mut tags = Tags::default();
+    let mut frames = Vec::new();
+    let end = loop {
+        tokio::select! { biased;
+            () = session.stop.cancelled() => break End::Closed,
+            () = session.settles.take(&mut plan) => {
+                // Nothing to settle: whatever is asked is done.
+                plan.acks.clear();
+                plan.others.clear();
+                session.settles.confirm(plan.upto, []);
+            }
+            n = poll_fn(|cx| fetch.poll(&mut tags, &session, cx)) => {
+                let mut batch = Vec::with_capacity(n);
+                for d in fetch.stash.drain(..n.min(fetch.stash.len())) {
+                    tags.ack(d.delivery_tag);
+                    let arrived = decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data);
+                    let position = Position::offset(arrived.offset.unwrap_or(0));
+                    // A stream hands out whole chunks, which may begin before the place that was asked for.
+                    if from.is_none_or(|from| position >= from) {
+                        batch.push(Incoming::new(Token(d.delivery_tag, 0), position, arrived.message));
+                    }
+                }
+                lane.push(batch);
+                // Only makes room for more on the way.
+                tags.acks(&mut frames);
+                for frame in frames.drain(..) {
+                    if let Frame::Ack { tag, multiple } = frame
+                        && let Err(error) = channel.basic_ack(tag, BasicAckOptions { multiple }).await
+                    {
+                        return End::Lost(crate::fault::fault("acknowledge", error));
+                    }
+                }
+                if let Some(error) = fetch.over() {
+                    break End::Lost(error);
+                }
+            }
+        }
+    };
+    if matches!(end, End::Closed) {
+        let _ = within(Duration::from_secs(1), "close the channel", channel.close(200, "OK".into())).await;
+    }
+    end
+}

@@ -1,0 +1,76 @@
+//! Delays of group members, on quorum and on classic queues: never early, little late, lost by nobody's death.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test may: its panic is the report.
+
+mod control;
+
+use control::{Rabbit, next, quiet, text};
+use mq_api::{BrokerExt, Message, ProducerSpec, RetryPolicy, Subscription};
+use mq_testbed::RabbitOptions;
+use std::time::{Duration, Instant};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn delays_survive_the_holder_and_the_server() {
+    for kind in ["quorum", "classic"] {
+        let mut rabbit = Rabbit::start(RabbitOptions::default());
+        let holder = rabbit.connect(&format!("queue_type={kind}")).await;
+        let producer = holder.producer(ProducerSpec::new("t").group("g")).await.unwrap();
+        let mut consumer = holder.subscribe(Subscription::group("t", "g")).await.unwrap();
+        producer.send(Message::new("long")).await.unwrap();
+        producer.send(Message::new("short")).await.unwrap();
+        let began = Instant::now();
+        for _ in 0..2 {
+            let delivery = next(&mut consumer).await;
+            let after = if text(&delivery) == "long" { 40_500 } else { 5_300 };
+            assert!(delivery.nack_after(Duration::from_millis(after), "later").await.is_ok());
+        }
+        // A quorum queue that was just declared is lost by a kill.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        holder.close(Duration::from_secs(5)).await;
+        tokio::task::block_in_place(|| rabbit.kill_and_restart());
+        let broker = rabbit.connect(&format!("queue_type={kind}")).await;
+        let mut consumer = broker.subscribe(Subscription::group("t", "g")).await.unwrap();
+        for (wanted, least) in [("short", 5_300), ("long", 40_500)] {
+            let delivery = next(&mut consumer).await;
+            let took = began.elapsed();
+            println!("{kind}: {wanted} after {took:?}");
+            assert_eq!((text(&delivery).as_str(), delivery.attempt()), (wanted, 2));
+            assert!(took >= Duration::from_millis(least), "early: {took:?}");
+            if wanted == "long" {
+                assert!(took <= Duration::from_millis(least + least / 10), "late: {took:?}");
+            }
+            delivery.ack().await;
+        }
+        quiet(&mut consumer, Duration::from_secs(1)).await;
+        broker.close(Duration::from_secs(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_delay_does_not_wait_behind_a_long_one_and_many_rounds_are_no_cycle() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    for kind in ["quorum", "classic"] {
+        let broker = rabbit.connect(&format!("queue_type={kind}")).await;
+        let producer = broker.producer(ProducerSpec::new(kind).group("g")).await.unwrap();
+        let mut sub = Subscription::group(kind, "g");
+        sub.retry = RetryPolicy::attempts(50);
+        let mut consumer = broker.subscribe(sub).await.unwrap();
+        producer.send(Message::new("long")).await.unwrap();
+        let delivery = next(&mut consumer).await;
+        delivery.nack_after(Duration::from_secs(60), "later").await;
+        producer.send(Message::new("short")).await.unwrap();
+        for round in 1..=8u32 {
+            let delivery = next(&mut consumer).await;
+            assert_eq!((text(&delivery).as_str(), delivery.attempt()), ("short", round));
+            let began = Instant::now();
+            delivery.nack_after(Duration::from_millis(1_100), "again").await;
+            let next = next(&mut consumer).await;
+            let took = began.elapsed();
+            assert!((1_100..2_200).contains(&(took.as_millis() as u64)), "{kind} round {round}: {took:?}");
+            next.release().await;
+        }
+        next(&mut consumer).await.ack().await;
+        quiet(&mut consumer, Duration::from_secs(1)).await;
+        broker.close(Duration::from_secs(5)).await;
+    }
+}

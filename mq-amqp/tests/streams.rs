@@ -1,0 +1,115 @@
+//! Streams: a log beside the queues, read by anybody from any place, as often as they like.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test may: its panic is the report.
+
+mod control;
+
+use control::{Rabbit, next, quiet, text};
+use lapin::options::QueueDeleteOptions;
+use mq_api::{
+    Broker, BrokerExt, Consumer, ErrorKind, Event, GapCause, Message, Producer, ProducerSpec, Settled, Subscription,
+    Topic,
+};
+use mq_testbed::RabbitOptions;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+async fn producer(broker: &Arc<dyn Broker>, topic: &str) -> Arc<dyn Producer> {
+    broker.producer(ProducerSpec::new(topic).native("queue-type", "stream")).await.unwrap()
+}
+
+async fn reader(broker: &Arc<dyn Broker>, topic: &str, offset: &str) -> Box<dyn Consumer> {
+    let sub = Subscription::broadcast(topic).native("queue-type", "stream").native("stream-offset", offset);
+    broker.subscribe(sub).await.unwrap()
+}
+
+async fn send(producer: &Arc<dyn Producer>, numbers: std::ops::Range<u64>) {
+    for n in numbers {
+        producer.send(Message::new(n.to_string())).await.unwrap();
+    }
+}
+
+/// Reads these, in order, each at its place.
+async fn expect(reader: &mut Box<dyn Consumer>, numbers: std::ops::Range<u64>) {
+    for n in numbers {
+        let delivery = next(reader).await;
+        assert_eq!((text(&delivery), delivery.position().major), (n.to_string(), n));
+        assert_eq!(delivery.ack().await, Settled::Untracked, "there is nothing to acknowledge");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_start_where_they_are_told() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = producer(&broker, "t").await;
+    send(&producer, 0..100).await;
+    // Times are by the second: the next chunk is clearly later.
+    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    let noon = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    send(&producer, 100..150).await;
+    for (offset, first) in [("first", 0), ("17", 17), (&format!("@{noon}"), 100), ("1h", 0)] {
+        let mut reader = reader(&broker, "t", offset).await;
+        expect(&mut reader, first..150).await;
+        quiet(&mut reader, Duration::from_millis(200)).await;
+    }
+    let mut from_now = reader(&broker, "t", "next").await;
+    send(&producer, 150..160).await;
+    expect(&mut from_now, 150..160).await;
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_loses_nothing_and_goes_on_after_a_restart() {
+    let mut rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = producer(&broker, "t").await;
+    let sends: Vec<_> = (0..5_000u64).map(|n| producer.send(Message::new(n.to_string()))).collect();
+    for send in sends {
+        send.await.unwrap();
+    }
+    let sub = Subscription::broadcast("t").native("queue-type", "stream").native("stream-offset", "first");
+    let mut reader = broker.subscribe(sub.max_in_flight(50)).await.unwrap();
+    let mut events = reader.control().events();
+    expect(&mut reader, 0..2_000).await;
+    tokio::task::block_in_place(|| rabbit.kill_and_restart());
+    expect(&mut reader, 2_000..5_000).await;
+    send(&producer, 5_000..5_010).await;
+    expect(&mut reader, 5_000..5_010).await;
+    assert_eq!(events.drain().len(), 0, "no lag, no gap");
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_stream_is_made_again_and_read_from_its_beginning() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = producer(&broker, "t").await;
+    send(&producer, 0..20).await;
+    let mut reader = reader(&broker, "t", "first").await;
+    let mut events = reader.control().events();
+    expect(&mut reader, 0..20).await;
+    let (_raw, channel) = rabbit.raw().await;
+    channel.queue_delete("t..stream".into(), QueueDeleteOptions::default()).await.unwrap();
+    let event = tokio::time::timeout(Duration::from_secs(20), events.next()).await.expect("a gap").unwrap();
+    assert!(matches!(event, Event::Gap(ref gap) if gap.cause == GapCause::Deleted), "{event:?}");
+    send(&producer, 0..20).await;
+    expect(&mut reader, 0..20).await;
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_stream_cannot_do_is_refused_at_once() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let group = Subscription::group("t", "g").native("queue-type", "stream");
+    let error = broker.subscribe(group).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("broadcast"), "{error}");
+    let spec = ProducerSpec::new("t").native("queue-type", "stream").group("g");
+    assert_eq!(broker.producer(spec).await.err().unwrap().kind(), ErrorKind::Unsupported);
+    let missing = Subscription::broadcast(Topic::native("nothing")).native("queue-type", "stream");
+    let error = broker.subscribe(missing).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Topology, "{error}");
+    broker.close(Duration::from_secs(5)).await;
+}
