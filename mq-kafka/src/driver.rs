@@ -220,3 +220,36 @@ fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String
 fn subscribe(joining: &Joining, topics: &[&str]) -> Result<()> {
     joining.consumer.subscribe(topics).map_err(|e| fault::error("joining the group", e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::capabilities;
+    use crate::url::Settings;
+    use mq_api::{Durability, Feature, Support};
+    use std::fmt::Write as _;
+
+    /// The table of the crate's documentation.
+    fn table() -> String {
+        let all = capabilities(&Settings::parse("kafka://h").unwrap(), Durability::Disk);
+        let mut text = "| feature | Kafka |\n|---|---|\n".to_owned();
+        for feature in Feature::ALL.iter().copied() {
+            let word = match all.support(feature) {
+                Support::Native => "yes".to_owned(),
+                Support::Emulated(how) => format!("emulated: {how}"),
+                Support::Unsupported(why) => format!("no: {why}"),
+            };
+            writeln!(text, "| {feature} | {word} |").unwrap();
+        }
+        text
+    }
+
+    /// `WRITE=1 cargo test -p mq-kafka --lib` makes it again.
+    #[test]
+    fn the_documented_capabilities_are_the_stated_ones() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/capabilities.md");
+        if std::env::var_os("WRITE").is_some() {
+            std::fs::write(path, table()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), table());
+    }
+}

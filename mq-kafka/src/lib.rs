@@ -60,6 +60,8 @@
 //!
 //! # Limits
 //!
+#![doc = include_str!("capabilities.md")]
+//!
 //! * A group that has members cannot be deleted or moved.
 //! * Retention by number of messages, or of what is unhandled only, is refused: a topic keeps by age.
 //! * While a partition that moves is waited for (a delivery in hand), others of the same revocation wait too: at most 10 s,

@@ -308,13 +308,15 @@ async fn p4_2_the_default_policy_is_the_stated_one(t: Test) -> Check {
     let sender = t.sender(&c).await?;
     let mut member = t.member_with(&c, "a", plain.retry(policy.delays(delays))).await?;
     sender.send("bad").await?;
+    let mut got = member.next().await?;
     for (n, delay) in delays.into_iter().enumerate() {
-        let got = member.next().await?;
         ensure_eq!(got.attempt() as usize, n + 1, "attempt");
+        let watch = Stopwatch::start();
         got.nack("it does not work").await;
-        member.stays_quiet_for(delay * 99 / 100).await?;
+        got = member.next().await?;
+        ensure!(watch.elapsed() >= delay, "attempt {} after {:?}, where {delay:?} are stated", n + 2, watch.elapsed());
     }
-    member.next().await?.nack("it does not work").await;
+    got.nack("it does not work").await;
     member.stays_quiet().await?;
     t.dead_letters(&c, GROUP, 1).await?;
     Ok(())

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) const TOPIC: &str = "work";
 pub(crate) const GROUP: &str = "crew";
 pub(crate) const PARTITIONS: u32 = 8;
-pub(crate) const LEASE: Duration = Duration::from_secs(3);
+/// Long enough for a machine that is busy with six processes to keep its sessions.
+pub(crate) const LEASE: Duration = Duration::from_secs(10);
 const KEYS: u64 = 64;
 /// How long a handler takes: long enough that something is in hand at any moment.
 const WORK: Duration = Duration::from_millis(5);
