@@ -172,7 +172,6 @@ const QUICK: &[&str] = &[
     "p4_1_whole_batches_are_acked_at_once",
     "p4_2_a_delay_holds_back_no_neighbour",
     "p4_2_jitter_only_adds",
-    "p4_2_the_default_policy_is_the_stated_one",
     "p4_3_a_release_goes_back_at_once_and_is_not_counted",
     "p4_4_a_batch_dropped_is_nacked",
     "p4_4_a_dropped_delivery_is_a_nack",
