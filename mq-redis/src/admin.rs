@@ -190,7 +190,7 @@ impl Admin for StreamsAdmin {
             for group in list(groups).iter().filter_map(|g| field(g, "name").and_then(as_text)) {
                 let of = GroupKeys::new(topic, &Group::new(group));
                 let again = of.again(group);
-                keys.extend([of.due, of.tries, again.stream, again.due, again.tries]);
+                keys.extend([of.due, of.tries, of.wake, again.stream, again.due, again.tries]);
             }
         }
         keys.push(key);
@@ -217,7 +217,7 @@ impl Admin for StreamsAdmin {
             Err(error) => return Err(error),
         };
         let again = keys.again(group.as_str());
-        self.delete_keys(&link, &[&keys.due, &keys.tries, &again.stream, &again.due, &again.tries]).await?;
+        self.delete_keys(&link, &[&keys.due, &keys.tries, &keys.wake, &again.stream, &again.due, &again.tries]).await?;
         Ok(was)
     }
 

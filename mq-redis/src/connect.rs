@@ -4,6 +4,7 @@
 use crate::answer::{as_bytes, as_int, as_text, checked, failure, list};
 use crate::probe::{Facts, probe};
 use crate::url::{Options, Place, Secret, Tls};
+use crate::wake::{Wakes, track};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
 use mq_core::Env;
 use redis::aio::MultiplexedConnection;
@@ -30,6 +31,10 @@ pub(crate) struct Link {
     pub(crate) conn: MultiplexedConnection,
     pub(crate) node: ConnectionAddr,
     pub(crate) facts: Arc<Facts>,
+    /// Members that are woken through this connection.
+    pub(crate) wakes: Arc<Wakes>,
+    /// Whether the server tells of changes.
+    pub(crate) tracks: bool,
     number: u64,
 }
 
@@ -232,14 +237,27 @@ impl Hub {
             return Ok(link.clone());
         }
         let timeout = self.options.response_timeout;
-        let conn = self.open(node, self.settings(), Some(timeout), None).await?;
+        let streams = self.options.transport == crate::url::Transport::Streams;
+        let (pushes, pushed) = tokio::sync::mpsc::unbounded_channel();
+        let mut conn = match streams {
+            true => {
+                let settings = self.settings().set_protocol(ProtocolVersion::RESP3);
+                self.open(node, settings, Some(timeout), Some(pushes)).await?
+            }
+            false => self.open(node, self.settings(), Some(timeout), None).await?,
+        };
         let facts = Arc::new(probe(&conn).await?);
         *self.facts.lock() = Some(facts.clone());
         if !self.warned.swap(true, Ordering::Relaxed) {
             self.warn(&facts);
         }
         let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let link = Link { conn, node: node.clone(), facts, number };
+        let tracks = streams && track(&mut conn).await;
+        let wakes = Arc::new(Wakes::default());
+        if tracks {
+            self.env.spawn(wakes.clone().listen(pushed));
+        }
+        let link = Link { conn, node: node.clone(), facts, wakes, tracks, number };
         links.insert(node.to_string(), link.clone());
         Ok(link)
     }

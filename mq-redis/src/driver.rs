@@ -21,7 +21,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// See the module.
@@ -129,7 +128,8 @@ impl Streams {
             memory,
             fresh_since: Mutex::new(Instant::now()),
             reading_since: Mutex::new(None),
-            parked: Notify::new(),
+            wake: link.wakes.join(&keys.wake),
+            starved: AtomicBool::new(false),
             revived: AtomicBool::new(lost),
             mean: AtomicU64::new(1),
             acked: AtomicBool::new(true),

@@ -44,6 +44,8 @@ pub(crate) struct GroupKeys {
     pub(crate) tries: String,
     /// Stream of dead letters.
     pub(crate) dead: String,
+    /// Written when an entry comes back, or will.
+    pub(crate) wake: String,
 }
 
 impl GroupKeys {
@@ -57,14 +59,16 @@ impl GroupKeys {
             due: format!("{tag}..{group}..due"),
             tries: format!("{tag}..{group}..tries"),
             dead: dead_letters(&stream, group),
+            wake: format!("{tag}..{group}..wake"),
             stream,
         }
     }
 
-    /// The side stream of this group, which redrive writes to: only this group reads it. Its dead letters are the same.
+    /// The side stream of this group, which redrive writes to: only this group reads it. Its dead letters and what wakes its members are the same.
     pub(crate) fn again(&self, group: &str) -> Self {
         let stream = format!("{}..{group}..again", tagged(&self.stream));
-        Self { due: format!("{stream}-due"), tries: format!("{stream}-tries"), dead: self.dead.clone(), stream }
+        let (dead, wake) = (self.dead.clone(), self.wake.clone());
+        Self { due: format!("{stream}-due"), tries: format!("{stream}-tries"), dead, wake, stream }
     }
 }
 

@@ -19,17 +19,19 @@
 //!
 //! A topic is the stream of its name. What the library makes beside it shares its slot: `{orders}..meta` (retention),
 //! `{orders}..billing..due` (delayed entries by time), `..tries` (attempts), `..dlq` (dead letters), `..again` (redriven, read
-//! by this group only). The wire format is two fields, `mq` and `p`. Entries of other programs are delivered as their fields in
+//! by this group only), `..wake` (written when an entry comes back). The wire format is two fields, `mq` and `p`. Entries of other programs are delivered as their fields in
 //! a JSON object, or as the value of `payload` if that is the only field. On Pub/Sub a topic is a channel.
 //!
 //! # Delivery
 //!
-//! Groups read with blocking `XREADGROUP` on a connection of their own, which is never cancelled. Sends are pipelines of at most
+//! Groups read with blocking `XREADGROUP` on a connection of their own, which is never cancelled. Where entries may be removed
+//! unread (log mode, streams of others) a script reads instead, woken by a blocking `XREAD` that takes nothing, and counts in the same
+//! step what went: the `Gap` says exactly how much a group missed, or no number if entries ahead of it were deleted one by one. Sends are pipelines of at most
 //! 500 `XADD`, four in flight. Broadcast reads the stream from its end, at most once. A confirmed send is at level `Disk` with
 //! `appendfsync always`, `Replicated` with `wait`, else `Memory`.
 //!
 //! Retention removes what all groups handled, at most 1,000,000 entries a topic, then sends are `Full`. `Retention::Log` keeps by
-//! count or age, and is needed for replay. A delayed entry keeps what came after it from being removed.
+//! count or age, and is needed for replay. Behind a delayed entry, what was handled is removed only when the topic would be full.
 //!
 //! # Ordering
 //!
@@ -38,7 +40,8 @@
 //! # Redelivery
 //!
 //! A delayed or released entry stays in the pending list, owned by the pseudo consumer `~parked`, with an index of due times: losing the
-//! index only makes it come after a lease. Retries, releases and dead letters are one script that checks owner and count of takes.
+//! index only makes it come after a lease. Members with room are told at once that one came back or when it will be due, by `CLIENT
+//! TRACKING` of one key a group; where server or user rights do not allow that, they see it within 500 ms. Retries, releases and dead letters are one script that checks owner and count of takes.
 //! An acknowledgement is a plain `XACK` while the lease is certain, that script otherwise. Leases are renewed every third of a
 //! lease on the library's own thread. Attempts are counted when they are settled, so a crash may not be counted.
 //!
@@ -56,11 +59,14 @@
 //!
 //! # Limits
 //!
+#![doc = include_str!("capabilities.md")]
+//!
 //! No partitions and no order per key. Pub/Sub stores nothing: no groups, settling, retries, dead letters, replay or backlog. On a
 //! Cluster `PUBLISH` counts the receivers of one node. Settlements are not waited for with `WAIT`.
 
 mod admin;
 mod answer;
+mod attend;
 mod broadcast;
 mod broker;
 mod connect;
@@ -76,6 +82,7 @@ mod settle;
 mod tend;
 mod topology;
 mod url;
+mod wake;
 mod wire;
 
 use std::sync::Arc;

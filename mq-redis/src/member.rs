@@ -4,6 +4,7 @@ use crate::answer::{Id, as_bytes, as_int, failure, fields, list, parse_id};
 use crate::connect::{Hub, Link};
 use crate::keys::GroupKeys;
 use crate::topology::Keep;
+use crate::wake::Wake;
 use crate::wire;
 use mq_api::{Error, Event, Gap, GapCause, Position};
 use mq_core::{Incoming, Lane, Session, Token};
@@ -13,7 +14,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// What outlives a session: known by the member's name.
@@ -31,8 +31,6 @@ pub(crate) struct Memory {
     pub(crate) run: Option<String>,
     /// The last position seen.
     pub(crate) last: Option<Position>,
-    /// In log mode: entries removed so far that were reported as missed.
-    pub(crate) missed: i64,
 }
 
 /// What is known of an entry that is no first delivery.
@@ -83,8 +81,10 @@ pub(crate) struct Member {
     pub(crate) fresh_since: Mutex<Instant>,
     /// When the read in flight was sent.
     pub(crate) reading_since: Mutex<Option<Instant>>,
-    /// Something was parked that may be due before the next look.
-    pub(crate) parked: Notify,
+    /// When the next entry is due, as far as it is known.
+    pub(crate) wake: Arc<Wake>,
+    /// Nothing could be taken for want of credit.
+    pub(crate) starved: AtomicBool,
     /// The group was made again: attempts of what is read are noted beside it.
     pub(crate) revived: AtomicBool,
     /// Mean size of an entry, to keep reads within the byte bound.
@@ -110,7 +110,12 @@ impl Member {
 
     /// An error of a command: the session goes on with it, or not.
     pub(crate) fn error(&self, error: RedisError, doing: &str) -> Error {
-        failure(error, &format!("topic '{}', group '{}': {doing}", self.session.subscription.topic, self.group))
+        failure(error, doing).doing(self.place())
+    }
+
+    /// The topic and group, for errors.
+    pub(crate) fn place(&self) -> String {
+        format!("topic '{}', group '{}'", self.session.subscription.topic, self.group)
     }
 
     /// Whether everything held is certainly still owned: nobody takes it before its lease ran out, which is counted from the

@@ -145,3 +145,39 @@ fn pubsub() -> Capabilities {
     all.takeover = Takeover { lease_tenths: 0, fixed: Duration::from_secs(20) };
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::capabilities;
+    use crate::url::Options;
+    use mq_api::{Capabilities, Feature, Support};
+    use std::fmt::Write as _;
+
+    /// The table of the crate's documentation.
+    fn table() -> String {
+        let of = |url: &str| capabilities(&Options::parse(url).unwrap(), None);
+        let (streams, pubsub) = (of("redis://h"), of("redis+pubsub://h"));
+        let word = |all: &Capabilities, feature| match all.support(feature) {
+            Support::Native => "yes".to_owned(),
+            Support::Emulated(how) => format!("emulated: {how}"),
+            Support::Unsupported(why) => format!("no: {why}"),
+        };
+        let mut text = "| feature | Streams | Pub/Sub |\n|---|---|---|\n".to_owned();
+        for feature in Feature::ALL.iter().copied() {
+            let (one, other) = (word(&streams, feature), word(&pubsub, feature));
+            let other = other.split(':').next().unwrap_or_default();
+            writeln!(text, "| {feature} | {one} | {other} |").unwrap();
+        }
+        text
+    }
+
+    /// `WRITE=1 cargo test -p mq-redis --lib` makes it again.
+    #[test]
+    fn the_documented_capabilities_are_the_stated_ones() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/capabilities.md");
+        if std::env::var_os("WRITE").is_some() {
+            std::fs::write(path, table()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), table());
+    }
+}

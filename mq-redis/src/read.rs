@@ -1,14 +1,15 @@
 //! Reading: blocking reads on a connection of their own, never cut short by dropping them (an entry that the server handed out
 //! to nobody would wait for its lease). `CLIENT UNBLOCK` ends one early.
 
-use crate::answer::{Id, as_bytes, as_int, checked, entry, id_text, list};
+use crate::answer::{Id, as_bytes, as_int, entry, id_text, list};
+use crate::attend::Attend;
 use crate::member::{Known, Member, notes};
-use mq_api::{Error, ErrorKind};
-use redis::Value;
+use crate::scripts::READ;
+use mq_api::{Error, GapCause};
 use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value};
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -42,13 +43,65 @@ pub(crate) async fn read_loop(member: &Member, mut conn: MultiplexedConnection, 
         if credit.count == 0 || credit.bytes == 0 {
             continue;
         }
+        if member.starved.swap(false, Ordering::Relaxed) {
+            member.wake.due_in(Duration::ZERO);
+        }
         let mean = member.mean.load(Ordering::Relaxed).max(1);
         let fitting = usize::try_from(credit.bytes as u64 / mean).unwrap_or(COUNT).max(1);
         let count = credit.count.min(fitting).min(COUNT);
         let block = BLOCK.min(member.lease() / 4).max(Duration::from_millis(1));
-        let reply = read(member, &mut conn, client, count, block).await?;
-        take(member, reply).await?;
+        if member.keep.is_log() {
+            count_and_read(member, &mut conn, client, count, block).await?;
+        } else {
+            let reply = read(member, &mut conn, client, count, block).await?;
+            take(member, reply).await?;
+            // After the hand-over: what is renewed next includes it.
+            *member.reading_since.lock() = None;
+        }
     }
+}
+
+/// Where entries may go unread (log mode, streams of others) each read also counts what went, which only a script does in one
+/// step, and no script blocks. The blocking read before it takes nothing: it only says that there is something.
+async fn count_and_read(
+    member: &Member,
+    conn: &mut MultiplexedConnection,
+    client: i64,
+    count: usize,
+    block: Duration,
+) -> Result<(), Error> {
+    let mut wait = redis::Cmd::with_capacity(12, 256);
+    wait.arg("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(block.as_millis() as u64).arg("STREAMS");
+    let mut from = Vec::new();
+    let mut left = count;
+    for (at, side) in member.live_sides().iter().enumerate() {
+        let call = READ.on(&[&side.keys.stream]).arg(&member.group).arg(&member.me).arg(left.to_string());
+        *member.reading_since.lock() = Some(Instant::now());
+        let answer = attend(member, call.run_on(conn), client, Duration::ZERO).await?;
+        let mut parts = list(answer).into_iter();
+        let mut next = || parts.next().unwrap_or_default();
+        let (lost, upto, entries) = (next(), next(), list(next()));
+        let entries: Vec<(Id, Fields)> = entries.into_iter().filter_map(entry).collect();
+        match as_int(&lost) {
+            None | Some(0) => {}
+            Some(lost) => member.gap(GapCause::Retention, u64::try_from(lost).ok()),
+        }
+        left -= entries.len().min(left);
+        hand_over(member, at, entries).await?;
+        *member.reading_since.lock() = None;
+        if left == 0 {
+            return Ok(());
+        }
+        wait.arg(&side.keys.stream);
+        from.push(upto);
+    }
+    if left < count {
+        return Ok(());
+    }
+    from.iter().filter_map(as_bytes).for_each(|id| {
+        wait.arg(id);
+    });
+    attend(member, conn.send_packed_command(&wait), client, block).await.map(drop)
 }
 
 async fn read(
@@ -69,29 +122,19 @@ async fn read(
         cmd.arg(">");
     }
     *member.reading_since.lock() = Some(Instant::now());
-    let reply = {
-        let mut reply = pin!(conn.send_packed_command(&cmd));
-        let limit = block + member.hub.options.response_timeout;
-        let mut late = pin!(tokio::time::sleep(limit));
-        let mut stopping = pin!(member.session.draining.cancelled());
-        let mut unblocked = false;
-        loop {
-            tokio::select! { biased;
-                reply = &mut reply => break reply,
-                () = &mut stopping, if !unblocked => {
-                    unblocked = true;
-                    // Without the right the block runs out by itself.
-                    let _ = member.link.query(redis::cmd("CLIENT").arg("UNBLOCK").arg(client)).await;
-                }
-                () = &mut late => {
-                    let text = format!("no answer to a read within {limit:?}: the connection is taken for dead");
-                    return Err(Error::new(ErrorKind::Disconnected, text));
-                }
-            }
-        }
-    };
-    *member.reading_since.lock() = None;
-    reply.and_then(checked).map_err(|e| member.error(e, "reading"))
+    attend(member, conn.send_packed_command(&cmd), client, block).await
+}
+
+/// Waits for the answer to a read.
+async fn attend(
+    member: &Member,
+    read: impl Future<Output = Result<Value, RedisError>>,
+    client: i64,
+    block: Duration,
+) -> Result<Value, Error> {
+    let patience = member.hub.options.response_timeout;
+    let attend = Attend { link: &member.link, draining: &member.session.draining, client, block, patience };
+    attend.answer(read).await.map_err(|e| e.doing(member.place()))
 }
 
 /// Sorts a reply by stream and hands it over.
@@ -111,15 +154,21 @@ async fn take(member: &Member, reply: Value) -> Result<(), Error> {
         let key = as_bytes(&key).unwrap_or_default();
         let Some(at) = member.sides.iter().position(|s| s.keys.stream.as_bytes() == key) else { continue };
         let entries: Vec<(Id, Fields)> = list(entries).into_iter().filter_map(entry).collect();
-        if let (0, Some((last, _))) = (at, entries.last()) {
-            member.memory.lock().last = Some(mq_api::Position::stream_id(last.0, last.1));
-        }
-        let noted = match member.revived.load(Ordering::Relaxed) {
-            true => look_up(member, at, &entries).await?,
-            false => HashMap::new(),
-        };
-        member.push_new(at, entries, &noted);
+        hand_over(member, at, entries).await?;
     }
+    Ok(())
+}
+
+/// Hands what was read for the first time to the engine.
+async fn hand_over(member: &Member, at: usize, entries: Vec<(Id, Fields)>) -> Result<(), Error> {
+    if let (0, Some((last, _))) = (at, entries.last()) {
+        member.memory.lock().last = Some(mq_api::Position::stream_id(last.0, last.1));
+    }
+    let noted = match member.revived.load(Ordering::Relaxed) {
+        true => look_up(member, at, &entries).await?,
+        false => HashMap::new(),
+    };
+    member.push_new(at, entries, &noted);
     Ok(())
 }
 

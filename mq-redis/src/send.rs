@@ -1,11 +1,11 @@
 //! Sending: pipelines of at most 500 `XADD` (or `PUBLISH`), a few in flight. What piles up while they fly is the next pipeline, so no timer
 //! gathers messages.
 
-use crate::answer::{as_id, as_int, ends_session, failure, refused};
+use crate::answer::{as_id, as_int, as_text, ends_session, failure, list, refused};
 use crate::connect::{Hub, Link};
 use crate::driver::mends;
 use crate::keys::GroupKeys;
-use crate::scripts::TRIM;
+use crate::scripts::{SWEEP, TRIM};
 use crate::topology::{Keep, make_group, prepare_topic};
 use crate::wire;
 use futures_util::stream::{FuturesOrdered, StreamExt};
@@ -26,6 +26,10 @@ const BATCH_BYTES: usize = 1 << 20;
 const FLYING: usize = 4;
 /// How often the length of the topic is asked for, with a bound far away.
 const LOOK: Duration = Duration::from_secs(1);
+/// Entries that one call of a sweep looks at, and calls before a send is told that the topic is full: enough for a pipeline at a
+/// time, also where only one entry of forty can go.
+const SWEPT: usize = 1000;
+const SWEEPS: usize = 20;
 /// Arguments of one command, at most, in the usual form.
 const ARGS: usize = 10;
 
@@ -54,7 +58,10 @@ struct Writer {
     /// The length when it was asked for, and what was written since.
     length: u64,
     asked: Instant,
-    trimmed: Option<Instant>,
+    /// Where the next sweep of a full topic goes on.
+    swept: String,
+    /// When a sweep last found nothing.
+    vain: Option<Instant>,
 }
 
 fn form(spec: &ProducerSpec, pubsub: bool) -> Result<Form> {
@@ -112,7 +119,8 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
         level,
         length: 0,
         asked: Instant::now(),
-        trimmed: None,
+        swept: "-".to_owned(),
+        vain: None,
     };
     writer.ask_length().await?;
     Ok(Box::pin(writer.run()))
@@ -132,7 +140,8 @@ pub(crate) async fn open_channel(hub: &Arc<Hub>, link: &Link, tx: TxSession, key
         level: Durability::Sent,
         length: 0,
         asked: Instant::now(),
-        trimmed: None,
+        swept: "-".to_owned(),
+        vain: None,
     };
     Ok(Box::pin(writer.run()))
 }
@@ -334,11 +343,11 @@ impl Writer {
             if !idle {
                 self.length = self.length.max(before);
             }
-            if self.length + n > max && self.trimmed.is_none_or(|at| at.elapsed() > LOOK / 10) {
-                self.trimmed = Some(Instant::now());
+            if self.length + n > max {
                 let call = TRIM.on(&[&self.key]).arg("").arg("1");
                 call.run(&self.link).await.map_err(|e| failure(e, "removing what was handled"))?;
                 self.ask_length().await?;
+                self.sweep(n, max).await?;
             }
         }
         let room = usize::try_from(max.saturating_sub(self.length)).unwrap_or(usize::MAX);
@@ -348,6 +357,32 @@ impl Writer {
             self.tx.outbox.complete(results);
         }
         self.length += batch.len() as u64;
+        Ok(())
+    }
+
+    /// Makes room for `n` messages behind an entry that is not handled yet.
+    async fn sweep(&mut self, n: u64, max: u64) -> Result<()> {
+        let mut all = 0;
+        let most = if self.vain.is_some_and(|at| at.elapsed() < LOOK / 10) { 1 } else { SWEEPS };
+        for _ in 0..most {
+            if self.length + n <= max {
+                return Ok(());
+            }
+            let call = SWEEP.on(&[&self.key]).arg(&self.swept).arg(SWEPT.to_string());
+            let answer = call.run(&self.link).await.map_err(|e| failure(e, "removing what was handled"))?;
+            let parts = list(answer);
+            let removed = parts.first().and_then(as_int).and_then(|n| n.try_into().ok()).unwrap_or(0);
+            self.length = self.length.saturating_sub(removed);
+            all += removed;
+            match parts.get(1).and_then(as_text).filter(|next| !next.is_empty()) {
+                Some(next) => next.clone_into(&mut self.swept),
+                None => {
+                    self.swept.replace_range(.., "-");
+                    break;
+                }
+            }
+        }
+        self.vain = (all == 0).then(Instant::now);
         Ok(())
     }
 

@@ -226,8 +226,8 @@ fn finish(
                 side.forget(operation.token);
                 member.session.trouble("dead letters", None);
             }
-            if operation.kind == b'R' {
-                member.parked.notify_one();
+            if operation.kind == b'R' && !member.link.tracks {
+                member.wake.due_in(operation.delay);
             }
             member.acked.store(true, std::sync::atomic::Ordering::Relaxed);
         }
@@ -250,10 +250,11 @@ async fn call(member: &Member, side: &Side, operations: &[Operation]) -> Result<
     let oldest = SystemTime::now().checked_sub(KEPT).and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok());
     let oldest = oldest.map_or(0, |d| d.as_millis());
     let mut call = SETTLE
-        .on(&[&keys.stream, &keys.due, &keys.tries, &keys.dead])
+        .on(&[&keys.stream, &keys.due, &keys.tries, &keys.dead, &keys.wake])
         .arg(&member.group)
         .arg(&member.me)
-        .arg(oldest.to_string());
+        .arg(oldest.to_string())
+        .arg(if member.link.tracks { "1" } else { "0" });
     let mut text = Vec::with_capacity(32);
     for o in operations {
         write_id(o.token, &mut text);

@@ -7,13 +7,14 @@ use crate::member::{Member, Side};
 use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
 use crate::settle::retry_stuck;
 use crate::topology::{Keep, has_group};
-use mq_api::{Error, GapCause};
+use crate::wake::reading;
+use mq_api::Error;
 use mq_core::Token;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest time until a look for what is due: what another member parked or released is late by at most this.
+/// Longest time until a look for what is due, where the server does not wake this member.
 const LOOK: Duration = Duration::from_millis(250);
 /// With nothing parked by this member, its looks are this far apart.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
@@ -61,6 +62,11 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
             at.renew = Instant::now() + renew_every();
         }
         if now >= at.look {
+            if member.link.tracks && member.wake.arm() {
+                // Before the look: what comes back after it is told.
+                let pipe = reading(&member.sides[0].keys.wake);
+                member.link.query_all(&pipe).await.map_err(|e| member.error(e, "asking to be woken"))?;
+            }
             let mut next = None;
             for (side, cursor) in cursors.iter_mut().enumerate().take(member.live_sides().len()) {
                 let due = take(member, side, Duration::ZERO, cursor).await?;
@@ -84,7 +90,7 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
         let next = at.look.min(at.renew).min(at.trim).min(at.tidy).min(at.stuck);
         tokio::select! { biased;
             () = stop.cancelled() => {}
-            () = member.parked.notified() => at.look = Instant::now(),
+            due = member.wake.changed() => at.look = due.map_or(at.look, |due| due.min(at.look)),
             () = tokio::time::sleep_until(next) => {}
         }
     }
@@ -141,6 +147,7 @@ async fn take(member: &Member, side: usize, lease: Duration, cursor: &mut String
         let fitting = usize::try_from(credit.bytes as u64 / mean).unwrap_or(TAKE_AT_ONCE).max(1);
         let most = credit.count.min(TAKE_AT_ONCE).min(fitting);
         if most == 0 {
+            member.starved.store(true, Ordering::Relaxed);
             return Ok(None);
         }
         let call = TAKE
@@ -211,34 +218,6 @@ pub(crate) async fn note_place(member: &Member) -> Result<(), Error> {
         call.run(&member.link).await.map_err(|e| member.error(e, "removing what was redriven"))?;
     } else if has_group(&member.link, &again.stream, &member.group).await? {
         member.again.store(true, Ordering::Relaxed);
-    }
-    if let Keep::Log { .. } = member.keep {
-        missed(member).await?;
-    }
-    Ok(())
-}
-
-/// In log mode: entries that retention removed before this group read them.
-async fn missed(member: &Member) -> Result<(), Error> {
-    use crate::answer::field;
-    let key = &member.sides[0].keys.stream;
-    let mut pipe = redis::pipe();
-    pipe.cmd("XINFO").arg("STREAM").arg(key).cmd("XINFO").arg("GROUPS").arg(key);
-    let answers = member.link.query_all(&pipe).await.map_err(|e| member.error(e, "looking for gaps"))?;
-    let [stream, groups]: [redis::Value; 2] = answers.try_into().unwrap_or_default();
-    let number = |reply: &redis::Value, name: &str| field(reply, name).and_then(as_int);
-    let (Some(added), Some(length)) = (number(&stream, "entries-added"), number(&stream, "length")) else {
-        return Ok(());
-    };
-    let own = list(groups).into_iter().find(|g| field(g, "name").and_then(as_text) == Some(&member.group));
-    let Some(read) = own.and_then(|g| number(&g, "entries-read")) else { return Ok(()) };
-    let removed = added - length;
-    let mut memory = member.memory.lock();
-    let before = memory.missed.max(read);
-    if removed > before {
-        memory.missed = removed;
-        drop(memory);
-        member.gap(GapCause::Retention, u64::try_from(removed - before).ok());
     }
     Ok(())
 }

@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Takes over what this member's name held in an earlier session: its handles are fenced, so nobody works on it.
 -- KEYS: stream, due, tries. ARGV: group, member, most, start, whether the former holder died (1: counts as a take).
 -- Answer: number of entries that are gone, entries as in take.lua.

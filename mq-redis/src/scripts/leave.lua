@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Removes names of consumers that hold nothing. KEYS: stream, tries. ARGV: group, member ("" for none), idle time in ms from
 -- which on other names are removed (0: none). Answer: names removed.
 local stream, tries = KEYS[1], KEYS[2]

@@ -3,6 +3,7 @@
 
 use crate::answer::checked;
 use crate::connect::Link;
+use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, Value};
 use std::sync::OnceLock;
 
@@ -14,7 +15,7 @@ pub(crate) struct Script {
 
 macro_rules! scripts {
     ($($(#[$doc:meta])* $name:ident = $file:literal;)*) => {
-        $( $(#[$doc])* pub(crate) static $name: Script = Script::new(include_str!($file)); )*
+        $( $(#[$doc])* pub(crate) static $name: Script = Script::new(concat!("#!lua flags=allow-oom\n", include_str!("ids.lua"), include_str!($file))); )*
         #[cfg(test)]
         pub(crate) const ALL: &[(&str, &Script)] = &[$(($file, &$name)),*];
     };
@@ -28,8 +29,14 @@ scripts! {
     ADOPT = "adopt.lua";
     /// Leases.
     RENEW = "renew.lua";
+    /// What is new, where others may remove what was not read.
+    READ = "read.lua";
+    /// What is new for a broadcast subscription.
+    LOOK = "look.lua";
     /// Retention.
     TRIM = "trim.lua";
+    /// Retention of a full topic.
+    SWEEP = "sweep.lua";
     /// Making groups.
     REVIVE = "revive.lua";
     /// Consumer names.
@@ -85,12 +92,17 @@ impl Call {
 
     /// Calls it by its hash, or by its text if the server does not know it.
     pub(crate) async fn run(&self, link: &Link) -> Result<Value, RedisError> {
-        let answer = link.query(&self.cmd("EVALSHA", self.script.hash())).await;
+        self.run_on(&mut link.conn.clone()).await
+    }
+
+    /// As [`run`](Self::run), on this connection.
+    pub(crate) async fn run_on(&self, conn: &mut MultiplexedConnection) -> Result<Value, RedisError> {
+        let answer = conn.send_packed_command(&self.cmd("EVALSHA", self.script.hash())).await.and_then(checked);
         match answer {
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                link.query(&self.cmd("EVAL", self.script.text)).await.and_then(checked)
+                conn.send_packed_command(&self.cmd("EVAL", self.script.text)).await.and_then(checked)
             }
-            other => other.and_then(checked),
+            other => other,
         }
     }
 }
@@ -98,6 +110,12 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::ALL;
+
+    #[test]
+    fn no_entry_is_claimed_by_force() {
+        // An entry past the last delivered one would be acknowledged and delivered again.
+        assert!(ALL.iter().all(|(_, script)| !script.text.contains("FORCE")));
+    }
 
     #[test]
     fn scripts_may_run_when_memory_is_short() {

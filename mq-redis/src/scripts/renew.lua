@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Renews the leases of what a member holds. KEYS: stream. ARGV: group, member, ids.
 -- Answer: two lists of places among the ids: owned by another, and gone from the stream.
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]

@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Moves a group without members. KEYS: stream, due, tries. ARGV: group, start, longest idle time in ms of a living member.
 -- Answer: 1 moved, 0 no such group, -1 it has members.
 local stream, group = KEYS[1], ARGV[1]
@@ -13,5 +12,5 @@ for _, info in ipairs(found) do
 end
 redis.call('XGROUP', 'DESTROY', stream, group)
 redis.call('DEL', KEYS[2], KEYS[3])
-redis.call('XGROUP', 'CREATE', stream, group, ARGV[2])
+redis.call('XGROUP', 'CREATE', stream, group, ARGV[2], 'ENTRIESREAD', index(stream, ARGV[2]))
 return 1

@@ -1,21 +1,9 @@
-#!lua flags=allow-oom
 -- Makes a group, or makes it again. KEYS: stream, due, meta. ARGV: group, start, whether it existed before (1),
 -- lowest id that the group had not settled ("" if none is known).
 -- Answer: 1 made, 0 there already, 2 made again, 3 lowered; then whether the stream is new.
 local stream, due, meta = KEYS[1], KEYS[2], KEYS[3]
 local group, start, again, unsettled = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 local note = 'again:' .. group
-
-local function parts(id)
-  local ms, seq = string.match(id, '^(%d+)-?(%d*)$')
-  return tonumber(ms), tonumber(seq) or 0
-end
-
-local function less(a, b)
-  local ams, aseq = parts(a)
-  local bms, bseq = parts(b)
-  return ams < bms or (ams == bms and aseq < bseq)
-end
 
 local function before(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
@@ -30,7 +18,7 @@ end
 
 local fresh = redis.call('EXISTS', stream) == 0
 if not again then
-  local made = redis.pcall('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM')
+  local made = redis.pcall('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM', 'ENTRIESREAD', index(stream, start))
   if type(made) == 'table' and made.err then
     if string.find(made.err, 'BUSYGROUP') then
       return {0, 0}
@@ -52,7 +40,7 @@ local from = '0-0'
 if not fresh and low ~= '' then
   from = before(low)
 end
-local made = redis.pcall('XGROUP', 'CREATE', stream, group, from, 'MKSTREAM')
+local made = redis.pcall('XGROUP', 'CREATE', stream, group, from, 'MKSTREAM', 'ENTRIESREAD', index(stream, from))
 if not (type(made) == 'table' and made.err) then
   redis.call('HSET', meta, note, from)
   return {2, fresh and 1 or 0}
@@ -66,12 +54,9 @@ if low == '' or (noted and not less(from, noted)) then
   return {0, 0}
 end
 for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-  local at = {}
-  for i = 1, #info, 2 do
-    at[info[i]] = info[i + 1]
-  end
+  local at = named(info)
   if at['name'] == group and less(from, at['last-delivered-id']) then
-    redis.call('XGROUP', 'SETID', stream, group, from)
+    redis.call('XGROUP', 'SETID', stream, group, from, 'ENTRIESREAD', index(stream, from))
     redis.call('HSET', meta, note, from)
     return {3, 0}
   end

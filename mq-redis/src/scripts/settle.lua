@@ -1,6 +1,6 @@
-#!lua flags=allow-oom
 -- Carries out settlements of one member, each only if it still owns the entry and nobody took it since.
--- KEYS: stream, due, tries, dead letters. ARGV: group, member, oldest dead letter to keep, operations of 8:
+-- KEYS: stream, due, tries, dead letters, wake. ARGV: group, member, oldest dead letter to keep, whether to wake members (1),
+-- operations of 8:
 -- kind, id, count, delay, attempt, trials, meta, payload ("+..." or "" for none).
 -- Kinds: A ack, R retry or release, D dead letter, T trial. Answers: 1 done, 0 not owned, 2 the entry is gone, or an error text.
 local stream, due, tries, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -8,6 +8,7 @@ local group, me = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local out = {}
+local soonest
 
 local function carry(kind, id, count, delay, attempt, trials, meta, payload)
   local held = redis.call('XPENDING', stream, group, id, id, 1)[1]
@@ -24,6 +25,7 @@ local function carry(kind, id, count, delay, attempt, trials, meta, payload)
       return 2
     end
     redis.call('ZADD', due, now + delay, id)
+    soonest = math.min(soonest or delay, delay)
     if attempt == '1' and trials == '0' then
       redis.call('HDEL', tries, id)
     else
@@ -47,8 +49,13 @@ local function carry(kind, id, count, delay, attempt, trials, meta, payload)
   return 1
 end
 
-for i = 4, #ARGV, 8 do
+local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
+for i = 5, #ARGV, 8 do
   out[#out + 1] = carry(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5],
     ARGV[i + 6], ARGV[i + 7])
+end
+-- Later than what is known already wakes nobody.
+if soonest and ARGV[4] == '1' and (soonest == 0 or not first or now + soonest < tonumber(first)) then
+  redis.call('SET', KEYS[5], '1')
 end
 return out

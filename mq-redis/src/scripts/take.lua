@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Takes entries that are due again, and entries whose owner is dead.
 -- KEYS: stream, due, tries. ARGV: group, member, most entries, lease in ms (0: only what is due), cursor over parked entries.
 -- Answer: ms until the next one is due (-1: none), cursor, number of entries that are gone, entries: id, count, tries, fields.

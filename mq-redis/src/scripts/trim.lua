@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Where a group stands, and removal of what all groups handled. KEYS: stream. ARGV: group ("" for none), whether to remove (1).
 -- Answer: entries removed, entries left, lowest id that the group has not settled ("" if there is no such group).
 local stream = KEYS[1]
@@ -6,24 +5,10 @@ if redis.call('EXISTS', stream) == 0 then
   return {0, 0, ''}
 end
 
-local function parts(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
-end
-
-local function less(a, b)
-  local ams, aseq = parts(a)
-  local bms, bseq = parts(b)
-  return ams < bms or (ams == bms and aseq < bseq)
-end
-
 local low
 local own = ''
 for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-  local group = {}
-  for i = 1, #info, 2 do
-    group[info[i]] = info[i + 1]
-  end
+  local group = named(info)
   local keep
   if group['pending'] > 0 then
     keep = redis.call('XPENDING', stream, group['name'])[2]

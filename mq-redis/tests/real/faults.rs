@@ -7,7 +7,10 @@ use mq_testbed::Kind;
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
 use std::time::{Duration, Instant};
 
-const N: usize = 5_000;
+/// Messages under a fault: `MQ_FAULT_MESSAGES=100000` for a run that takes its time.
+fn n() -> usize {
+    std::env::var("MQ_FAULT_MESSAGES").ok().and_then(|n| n.parse().ok()).unwrap_or(5_000)
+}
 const SOON: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -15,7 +18,7 @@ async fn kill_9_with_aof_always_loses_nothing() {
     let Some(mut server) = server(true, &[]) else { return };
     let (broker, producer, consumer) = all(&server.url()).await;
     let counting = Counting::start(consumer);
-    let sending = load(producer.clone(), "m", N);
+    let sending = load(producer.clone(), "m", n());
     tokio::time::sleep(Duration::from_millis(200)).await;
     server.kill().unwrap();
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -30,7 +33,7 @@ async fn kill_9_with_aof_always_loses_nothing() {
         )
         .await;
     counting.has_all(&confirmed, SOON).await;
-    assert_eq!(confirmed.len(), N, "unknown outcomes were sent again");
+    assert_eq!(confirmed.len(), n(), "unknown outcomes were sent again");
     close(broker).await;
 }
 
@@ -44,13 +47,13 @@ async fn killed_connections_lose_nothing() {
     let killed: i64 = ask(&mut admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     assert!(killed >= 2, "{killed}");
     // In pipelines and acks.
-    let sending = load(producer, "m", N);
+    let sending = load(producer, "m", n());
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let _: i64 = ask(&mut admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     }
     let confirmed = sending.await.unwrap();
-    assert_eq!(confirmed.len(), N);
+    assert_eq!(confirmed.len(), n());
     counting.has_all(&confirmed, SOON).await;
     close(broker).await;
 }
@@ -62,13 +65,13 @@ async fn a_frozen_server_is_waited_for() {
     let consumer = broker.subscribe(sub().lease(Duration::from_secs(60))).await.unwrap();
     let producer = broker.producer(TOPIC).await.unwrap();
     let counting = Counting::start(consumer);
-    let sending = load(producer, "m", N);
+    let sending = load(producer, "m", n());
     tokio::time::sleep(Duration::from_millis(200)).await;
     server.freeze().unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
     server.thaw().unwrap();
     let confirmed = sending.await.unwrap();
-    assert_eq!(confirmed.len(), N);
+    assert_eq!(confirmed.len(), n());
     counting.has_all(&confirmed, SOON).await;
     let (counts, consumer) = counting.stop().await;
     assert!(counts.values().all(|n| *n == 1), "the same connections went on, so nothing came twice");
@@ -99,12 +102,48 @@ async fn a_half_open_socket_is_noticed_within_20_s() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_misbehaves_under_load_loses_nothing() {
+    use Direction::{Both, ToClient, ToServer};
+    let troubles = [
+        Trouble::Cut,
+        Trouble::Refuse,
+        Trouble::Swallow(Both),
+        Trouble::Swallow(ToServer),
+        Trouble::Swallow(ToClient),
+        Trouble::Stall(Both),
+        Trouble::Stall(ToClient),
+        Trouble::Delay(Both, Duration::from_millis(100)),
+        Trouble::Slow(Both, 20_000),
+        Trouble::CutAfter(ToServer, 3_000),
+        Trouble::CutAfter(ToClient, 3_000),
+    ];
+    for (at, trouble) in troubles.into_iter().enumerate() {
+        let Ok((server, mut proxy)) = Proxy::with_server(Kind::Redis, at as u64) else { return };
+        let url = format!("{}?response_timeout=2s", server.url_at(proxy.port()));
+        let (broker, producer, consumer) = all(&url).await;
+        let counting = Counting::start(consumer);
+        let sending = load(producer, "m", n());
+        // In the middle of it.
+        while counting.counts().len() < n() / 10 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        proxy.begin(trouble).unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        proxy.end(trouble).unwrap();
+        let confirmed = sending.await.unwrap();
+        assert_eq!(confirmed.len(), n(), "{trouble}: unknown outcomes were sent again");
+        counting.has_all(&confirmed, SOON).await;
+        close(broker).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn flushall_under_load_is_one_gap_and_the_consumer_goes_on() {
     let Some(server) = server(false, &[]) else { return };
     let (broker, producer, consumer) = all(&server.url()).await;
     let mut events = consumer.control().events();
     let counting = Counting::start(consumer);
-    let sending = load(producer.clone(), "m", N);
+    let sending = load(producer.clone(), "m", n());
     tokio::time::sleep(Duration::from_millis(100)).await;
     let _: () = ask(&mut raw(&server), &["FLUSHALL"]);
     sending.await.unwrap();
@@ -338,5 +377,39 @@ async fn sixty_four_megabytes_go_both_ways() {
         assert!(matches!(delivery.ack().await, Settled::Confirmed(_)));
     }
     assert_eq!(sending.await.unwrap(), 64);
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_loads_is_waited_for() {
+    // Each key takes two milliseconds to load, and clients are answered meanwhile.
+    let slow = ["key-load-delay 2000", "loading-process-events-interval-bytes 1024"];
+    let Some(mut server) = server(false, &slow) else { return };
+    let (broker, producer, consumer) = all(&server.url()).await;
+    let counting = Counting::start(consumer);
+    producer.send(Message::new("before")).await.unwrap();
+    counting.has_all(&["before".to_owned()], SOON).await;
+    let mut admin = raw(&server);
+    let mut filler = redis::pipe();
+    for i in 0..1000 {
+        filler.cmd("SET").arg(format!("filler{i}")).arg("x");
+    }
+    filler.exec(&mut admin).unwrap();
+    let _: () = ask(&mut admin, &["SAVE"]);
+    let port = server.port();
+    server.kill().unwrap();
+    let loading = std::thread::spawn(move || {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+        let says = |e: redis::RedisError| e.code() == Some("LOADING");
+        let ask = || client.get_connection().and_then(|mut c| redis::cmd("XLEN").arg(TOPIC).query::<i64>(&mut c));
+        mq_testbed::eventually(Duration::from_secs(20), || ask().err().is_some_and(says))
+    });
+    let sending = load(producer, "m", 100);
+    server.restart().unwrap();
+    let back = Instant::now();
+    assert!(loading.join().unwrap(), "the server loaded too fast to prove anything");
+    let confirmed = sending.await.unwrap();
+    assert_eq!(confirmed.len(), 100);
+    counting.has_all(&confirmed, Duration::from_secs(5).saturating_sub(back.elapsed())).await;
     close(broker).await;
 }

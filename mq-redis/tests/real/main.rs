@@ -4,6 +4,7 @@
 mod delivery;
 mod deployments;
 mod faults;
+mod gaps;
 mod pubsub;
 mod reports;
 mod rig;

@@ -24,13 +24,12 @@ async fn an_idle_reader_outlives_the_default_response_timeout() {
 async fn no_blocked_client_is_left_after_close() {
     let Some(server) = server(false, &[]) else { return };
     let (broker, _producer, _consumer) = all(&server.url()).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
     let mut admin = raw(&server);
     let blocked = |admin: &mut redis::Connection| {
         let info: String = ask(admin, &["INFO", "clients"]);
         info.lines().find_map(|l| l.strip_prefix("blocked_clients:")).unwrap_or("?").trim().to_owned()
     };
-    assert_eq!(blocked(&mut admin), "1");
+    assert!(mq_testbed::eventually(Duration::from_secs(5), || blocked(&mut admin) == "1"));
     let began = Instant::now();
     close(broker).await;
     assert!(began.elapsed() < Duration::from_millis(900), "the block was cut short: {:?}", began.elapsed());
@@ -233,5 +232,31 @@ async fn the_due_index_may_be_lost() {
     let delivery = next(&mut consumer).await;
     assert_eq!((label(&delivery), delivery.attempt()), ("m".to_owned(), 2), "after a lease, attempts kept");
     drop(delivery.ack());
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_overstays_its_block_is_no_error() {
+    let Some(mut server) = server(false, &[]) else { return };
+    let broker = open(&server.url()).await;
+    let mut consumer = broker.subscribe(sub().lease(Duration::from_secs(60))).await.unwrap();
+    let producer = broker.producer(TOPIC).await.unwrap();
+    let mut admin = raw(&server);
+    let mut clients = || -> Vec<String> {
+        let all: String = ask(&mut admin, &["CLIENT", "LIST", "TYPE", "normal"]);
+        let id = |line: &str| line.split(' ').next().map(str::to_owned);
+        all.lines().filter(|l| l.contains("name=anymq")).filter_map(id).collect()
+    };
+    let before = clients();
+    assert_eq!(before.len(), 2);
+    // Three times the longest block.
+    server.freeze().unwrap();
+    quiet(&mut consumer, Duration::from_secs(3)).await;
+    server.thaw().unwrap();
+    producer.send(Message::new("m")).await.unwrap();
+    let delivery = next(&mut consumer).await;
+    assert_eq!(delivery.attempt(), 1);
+    assert!(matches!(delivery.ack().await, Settled::Confirmed(_)));
+    assert_eq!(clients(), before, "no connection was given up");
     close(broker).await;
 }
