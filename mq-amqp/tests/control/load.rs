@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How many are sent: enough that the fault finds some in flight. `ANYMQ_MESSAGES=100000` for the full size.
+/// How many are sent: enough that the fault finds some in flight. `MQ_FAULT_MESSAGES=100000` for the full size.
 pub(crate) fn size() -> usize {
-    std::env::var("ANYMQ_MESSAGES").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000)
+    std::env::var("MQ_FAULT_MESSAGES").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000)
 }
 
 /// What became of them.
