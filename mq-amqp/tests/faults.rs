@@ -146,7 +146,11 @@ async fn under_an_alarm_sends_wait_and_acks_go_out() {
         producer.send(Message::new(n.to_string())).await.unwrap();
     }
     rabbit.control(&["set_vm_memory_high_watermark", "absolute", "1MB"]);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Who publishes is told of the alarm: one that is not ours, for ours has not published yet.
+    let (watching, channel) = rabbit.raw().await;
+    let (options, properties) = Default::default();
+    channel.basic_publish("".into(), "nowhere".into(), options, b"", properties).await.unwrap();
+    assert!(mq_testbed::eventually(Duration::from_secs(20), || watching.status().blocked()), "no alarm");
     let late = producer.send_with(Message::new("late"), SendOptions::timeout(Duration::from_secs(1)));
     let waiting = producer.send(Message::new("waiting"));
     let began = Instant::now();
