@@ -299,14 +299,17 @@ async fn p4_2_the_default_policy_is_the_stated_one(t: Test) -> Check {
     let sender = t.sender(&c).await?;
     let mut member = t.member_with(&c, "a", plain.retry(policy.delays(delays))).await?;
     sender.send("bad").await?;
-    for (n, delay) in delays.into_iter().enumerate() {
+    let mut nacked: Option<(Stopwatch, Duration)> = None;
+    for n in 0..=delays.len() {
         let got = member.next().await?;
+        if let Some((watch, delay)) = nacked.take() {
+            let took = watch.elapsed();
+            ensure!(took >= delay * 99 / 100, "attempt {} after {took:?}, before its {delay:?} had passed", n + 1);
+        }
         ensure_eq!(got.attempt() as usize, n + 1, "attempt");
-        let watch = Stopwatch::start();
+        nacked = delays.get(n).map(|delay| (Stopwatch::start(), *delay));
         got.nack("it does not work").await;
-        member.stays_quiet_for((delay * 99 / 100).saturating_sub(watch.elapsed())).await?;
     }
-    member.next().await?.nack("it does not work").await;
     member.stays_quiet().await?;
     t.dead_letters(&c, GROUP, 1).await?;
     Ok(())
