@@ -65,6 +65,12 @@ impl Headers {
         self.0.iter().flat_map(|list| list.iter()).map(|(n, v)| (&**n, v))
     }
 
+    /// All headers, in order, as they are kept.
+    #[inline]
+    pub fn as_slice(&self) -> &[(Arc<str>, Bytes)] {
+        self.0.as_ref().map_or(&[], |list| list)
+    }
+
     /// How many there are.
     #[inline]
     pub fn len(&self) -> usize {

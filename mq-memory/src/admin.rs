@@ -243,7 +243,7 @@ impl DeadLetterStore for Letters {
         let size = message.size() as u32;
         let number = self.topic.pick(&message);
         let mut part = self.topic.parts[number].lock();
-        if !part.has_room(size, &self.topic.keep) {
+        if !part.make_room(size, &self.topic.keep) {
             return Err(self.topic.full());
         }
         let spent = part.spent(&self.topic.keep);

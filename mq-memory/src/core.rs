@@ -48,7 +48,7 @@ pub(crate) struct Core {
     pub(crate) members: Mutex<HashMap<u32, Weak<Member>>>,
     pub(crate) dying: Mutex<Vec<Arc<Member>>>,
     /// Milliseconds since the start, as of the last look: what a hand-over is stamped with.
-    pub(crate) coarse: AtomicU32,
+    pub(crate) coarse: Arc<AtomicU32>,
     pub(crate) clients: AtomicUsize,
     /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
     pub(crate) faults: Option<FaultPlan>,
@@ -82,7 +82,7 @@ impl Core {
             topics: Mutex::default(),
             members: Mutex::default(),
             dying: Mutex::default(),
-            coarse: AtomicU32::new(0),
+            coarse: Arc::default(),
             clients: AtomicUsize::new(0),
             faults,
             next_member: AtomicU32::new(1),
@@ -118,13 +118,10 @@ impl Core {
         let Limits { history, capacity, bytes, .. } = self.limits;
         let retention = retention.or(self.profile.retention());
         match retention {
-            None => Keep { history, capacity, bytes, age: None, is_log: false },
-            Some(Retention::Handled { max }) => Keep { history: 0, capacity: max, bytes, age: None, is_log: false },
-            Some(Retention::Log { max, age }) => {
-                Keep { history: u64::MAX, capacity: max.unwrap_or(u64::MAX), bytes, age, is_log: true }
-            }
-            // A retention of a later version of the API: keep what can be kept.
-            Some(_) => Keep { history, capacity, bytes, age: None, is_log: false },
+            Some(Retention::Handled { max }) => Keep::handled(0, max, bytes),
+            Some(Retention::Log { max, age }) => Keep::log(max, age, bytes),
+            // `Some`: a retention of a later version of the API; keep what can be kept.
+            None | Some(_) => Keep::handled(history, capacity, bytes),
         }
     }
 

@@ -11,7 +11,7 @@ use mq_api::{
 };
 use mq_core::{Gate, Settlement, key_hash};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 
 pub(crate) struct MemoryConsumer {
@@ -20,7 +20,16 @@ pub(crate) struct MemoryConsumer {
     lanes: Vec<Arc<MemoryLane>>,
     control: ConsumerControl,
     version: u64,
+    /// The version at which one new message may go the short way; [`NEVER`] if somebody wants to hear of every message, or
+    /// deliveries are settled before the hand-over.
+    hot: u64,
+    /// The broker's coarse clock.
+    coarse: Arc<AtomicU32>,
+    /// The lane that has its turn, and its number.
+    turn: Option<Arc<MemoryLane>>,
     at: usize,
+    /// The lane that gave the last messages.
+    last: usize,
     budget: u32,
     /// Nobody wants to hear of every message, and deliveries are settled one by one: new messages may go the short way.
     short: bool,
@@ -30,12 +39,38 @@ pub(crate) struct MemoryConsumer {
 
 /// Ready results in a row after which others get a turn.
 const BUDGET: u32 = 128;
+/// No version of a group is this.
+const NEVER: u64 = u64::MAX;
 
 impl MemoryConsumer {
     pub(crate) fn new(member: Arc<Member>, group: Arc<Group>) -> Self {
         let control = ConsumerControl::new(member.clone());
+        let coarse = member.core.coarse.clone();
         let short = !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
-        Self { member, group, lanes: Vec::new(), control, version: 0, at: 0, budget: 0, short, one: Deliveries::new() }
+        Self {
+            member,
+            group,
+            lanes: Vec::new(),
+            control,
+            version: 0,
+            hot: NEVER,
+            coarse,
+            at: 0,
+            turn: None,
+            last: 0,
+            budget: 0,
+            short,
+            one: Deliveries::new(),
+        }
+    }
+
+    /// Gives a lane its turn; beyond the last comes the first.
+    fn turn_to(&mut self, at: usize) {
+        let at = if at < self.lanes.len() { at } else { 0 };
+        if at != self.at || self.turn.is_none() {
+            self.turn = self.lanes.get(at).cloned();
+            self.at = at;
+        }
     }
 
     /// Ownership changed, or the group is gone: looks again.
@@ -47,6 +82,7 @@ impl MemoryConsumer {
         }
         self.group.assign_free();
         self.version = self.group.version();
+        self.hot = if self.short { self.version } else { NEVER };
         let mut lanes = Vec::new();
         for (number, part) in topic.parts.iter().enumerate() {
             let guard = part.lock();
@@ -73,12 +109,13 @@ impl MemoryConsumer {
                     owner: self.member.id,
                     source: source.at(Some(number as u32), epoch),
                     settled: Settled::Confirmed(self.member.core.capabilities.settle_level),
-                    watched: self.member.core.watched,
+                    slot: self.group.number,
                 })
             }));
         }
         self.lanes = lanes;
-        self.at = 0;
+        self.turn = None;
+        self.turn_to(0);
         Ok(())
     }
 
@@ -123,38 +160,36 @@ impl MemoryConsumer {
         Ok(topic)
     }
 
-    /// The hot path: one new message of a partition in which nothing special goes on.
+    /// The hot path: one new message of the partition that has its turn, if nothing special goes on there.
     #[inline(always)]
     fn try_one(&mut self) -> Option<Delivery> {
         let member = &*self.member;
-        if !self.short || !member.flow.is_open() {
+        if !member.flow.is_open() {
             return None;
         }
-        for lane in &self.lanes {
-            let mut guard = lane.part.lock();
-            let part = &mut *guard;
-            let group = part.groups.get_mut(lane.group.number)?;
-            if !group.takes_short(lane.owner) {
-                return None;
-            }
-            let next = group.entries.tail();
-            let Some(cell) = part.log.get(next) else { continue };
-            if cell.only != 0 {
-                return None;
-            }
-            let stored = cell.stored.as_ref()?;
-            let size = stored.size;
-            if !member.flow.fits(size as usize) {
-                return None;
-            }
-            let at = member.core.coarse.load(Ordering::Relaxed);
-            *group.entries.push_cell().1 = Pending::held(lane.owner, 1, size, at);
-            let message = stored.clone();
-            drop(guard);
-            member.flow.take(1, size as usize);
-            return Some(Delivery::new(message, Position::offset(next), 1, Ticket::new(lane.clone(), next)));
+        let lane = self.turn.as_ref()?;
+        let mut guard = lane.part.lock();
+        let part = &mut *guard;
+        let group = part.groups.get_mut(lane.slot)?;
+        if !group.takes_short(lane.owner) {
+            return None;
         }
-        None
+        let next = group.entries.tail();
+        let cell = part.log.get(next)?;
+        if cell.only != 0 {
+            return None;
+        }
+        let stored = cell.stored.as_ref()?;
+        let size = stored.size;
+        if !member.flow.fits(size as usize) {
+            return None;
+        }
+        let at = self.coarse.load(Ordering::Relaxed);
+        *group.entries.push_cell().1 = Pending::held(lane.owner, 1, size, at);
+        let message = stored.clone();
+        drop(guard);
+        member.flow.take(1, size as usize);
+        Some(Delivery::new(message, Position::offset(next), 1, Ticket::new(lane.clone(), next)))
     }
 
     /// Takes from one partition what there is, at most `max`; says how many.
@@ -220,7 +255,7 @@ impl MemoryConsumer {
             self.wait_if_none(lane, &mut guard, n, cx);
             if n > 0 {
                 drop(guard);
-                self.at = (at + 1) % lanes;
+                self.turn_to(at + 1);
                 return Poll::Ready(Ok(()));
             }
         }
@@ -330,7 +365,8 @@ impl MemoryConsumer {
                 // Redriven to another group.
                 *entry = Pending::default();
                 if group.advance() {
-                    part.trim(&lane.topic.keep);
+                    let upto = group.entries.head();
+                    part.trim(&lane.topic.keep, upto);
                 }
                 continue;
             }
@@ -355,6 +391,10 @@ impl MemoryConsumer {
         let filled = self.fill(cx, 1, &mut one);
         let delivery = one.pop();
         self.one = one;
+        if delivery.is_some() {
+            // The partition keeps its turn until the budget ends: others get theirs then.
+            self.turn_to(self.last);
+        }
         filled.map_ok(|_| delivery)
     }
 
@@ -362,6 +402,7 @@ impl MemoryConsumer {
         self.budget += 1;
         if self.budget >= BUDGET {
             self.budget = 0;
+            self.turn_to(self.at + 1);
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -386,7 +427,8 @@ impl MemoryConsumer {
             let at = (self.at + turn) % lanes;
             let n = self.take(&self.lanes[at], max, out, cx);
             if n > 0 {
-                self.at = (at + 1) % lanes;
+                self.last = at;
+                self.turn_to(at + 1);
                 return Poll::Ready(Ok(n));
             }
         }
@@ -480,7 +522,7 @@ fn take_run(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut Deliv
 
 impl Consumer for MemoryConsumer {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Delivery>>> {
-        if self.version == self.group.version()
+        if self.hot == self.group.version()
             && self.budget < BUDGET - 1
             && let Some(delivery) = self.try_one()
         {

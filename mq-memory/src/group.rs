@@ -89,7 +89,7 @@ impl Group {
                 let lost = std::mem::take(&mut group.lost);
                 lost.into_iter().for_each(|(_, _, waker)| waker.wake());
             }
-            part.trim(&topic.keep);
+            part.trim(&topic.keep, u64::MAX);
         }
         self.changed();
     }

@@ -24,8 +24,8 @@ pub(crate) struct MemoryLane {
     pub(crate) source: Source,
     /// What a settlement is confirmed as.
     pub(crate) settled: Settled,
-    /// Somebody wants to hear of every message.
-    pub(crate) watched: bool,
+    /// The group's place in the partition.
+    pub(crate) slot: usize,
 }
 
 impl MemoryLane {
@@ -40,7 +40,7 @@ impl MemoryLane {
             owner,
             source: self.source.clone(),
             settled: self.settled,
-            watched: self.watched,
+            slot: self.slot,
         }
     }
 
@@ -51,13 +51,6 @@ impl MemoryLane {
             trace.push(What::Stale, self.member.place(&self.source, position), &mq_api::MessageId::NIL);
         }
         SettleStart::Done(Settled::Stale)
-    }
-
-    /// After something was handled.
-    #[inline(always)]
-    fn done(&self, n: usize, bytes: usize) {
-        self.member.flow.give(n, bytes);
-        self.member.handled();
     }
 
     #[cold]
@@ -92,7 +85,8 @@ impl MemoryLane {
         }
         self.member.end_suspect(self.number, first);
         if done > 0 {
-            self.done(done, bytes);
+            self.member.flow.give(done, bytes);
+            self.member.handled();
         }
         if free {
             self.group.assign_free();
@@ -104,12 +98,12 @@ impl MemoryLane {
 impl Settle for MemoryLane {
     #[inline]
     fn ack(&self, position: u64) -> SettleStart {
-        if self.watched || self.member.is_crashed() {
+        if !self.member.is_plain() {
             return self.ack_slow(position, 1);
         }
         let mut guard = self.part.lock();
         let part = &mut *guard;
-        let Some(group) = part.groups.get_mut(self.group.number) else {
+        let Some(group) = part.groups.get_mut(self.slot) else {
             drop(guard);
             return self.stale(position);
         };
@@ -126,20 +120,21 @@ impl Settle for MemoryLane {
         if position == group.entries.head() {
             group.entries.retire();
             group.advance();
-            part.trim(&self.topic.keep);
+            let upto = group.entries.head();
+            part.trim(&self.topic.keep, upto);
         }
         drop(guard);
-        self.done(1, size);
+        self.member.flow.give(1, size);
         SettleStart::Done(self.settled)
     }
 
     fn ack_run(&self, first: u64, n: u32) -> SettleStart {
-        if self.watched || self.member.is_crashed() {
+        if !self.member.is_plain() {
             return self.ack_slow(first, n);
         }
         let mut guard = self.part.lock();
         let part = &mut *guard;
-        let Some(group) = part.groups.get_mut(self.group.number) else {
+        let Some(group) = part.groups.get_mut(self.slot) else {
             drop(guard);
             return self.stale(first);
         };
@@ -162,13 +157,12 @@ impl Settle for MemoryLane {
         if group.entries.head() == first && done == n as usize {
             // All of them, and they are the oldest: no need to look at each again.
             group.entries.retire_n(u64::from(n));
-            group.advance();
-            part.trim(&self.topic.keep);
-        } else if group.advance() {
-            part.trim(&self.topic.keep);
         }
+        group.advance();
+        let upto = group.entries.head();
+        part.trim(&self.topic.keep, upto);
         drop(guard);
-        self.done(done, bytes);
+        self.member.flow.give(done, bytes);
         if done < n as usize { self.stale(first) } else { SettleStart::Done(self.settled) }
     }
 
@@ -264,7 +258,8 @@ pub(crate) fn finish(topic: &Topic, group: &Group, part: &mut Part, position: u6
     let Some(slot) = part.groups.get_mut(group.number) else { return false };
     let draining = slot.draining;
     if slot.advance() {
-        part.trim(&topic.keep);
+        let upto = slot.entries.head();
+        part.trim(&topic.keep, upto);
     }
     draining && group.drained_maybe(part)
 }
@@ -481,7 +476,7 @@ impl Letter<'_> {
         {
             // Partitions of two topics, the dead-letter one last; a dead-letter topic has no dead letters of its own.
             let mut letters = dead.parts[dead.pick(&message)].lock();
-            if !letters.has_room(size, &dead.keep) || dead.refuse.load(std::sync::atomic::Ordering::Acquire) {
+            if !letters.make_room(size, &dead.keep) || dead.refuse.load(std::sync::atomic::Ordering::Acquire) {
                 drop(letters);
                 let text = format!("dead letters cannot be written, so originals wait: {}", dead.full());
                 self.member.trouble(Some(text));

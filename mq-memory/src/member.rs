@@ -32,6 +32,9 @@ pub(crate) struct Member {
     pub(crate) dead: Option<Arc<Topic>>,
     /// A dead member's handles do nothing: its process is gone.
     pub(crate) crashed: AtomicBool,
+    /// An ack is a mark and nothing else: nobody wants to hear of every message, it lives, and its last failure was no
+    /// transient one. One cell, so that the hot path looks once.
+    plain: AtomicBool,
     /// Why the broker cannot be reached (a fault of a linked connection).
     away: Mutex<Option<String>>,
     /// Rises with every freeze and thaw; odd while frozen.
@@ -58,6 +61,7 @@ impl Member {
         dead: Option<Arc<Topic>>,
     ) -> Arc<Self> {
         let name: Arc<str> = sub.member.clone().unwrap_or_else(|| format!("member-{id}")).into();
+        let plain = !core.watched;
         Arc::new_cyclic(|me| Self {
             id,
             policy: Policy::new(&sub, name.clone()),
@@ -70,6 +74,7 @@ impl Member {
             seat: Mutex::new((topic, group)),
             dead,
             crashed: AtomicBool::new(false),
+            plain: AtomicBool::new(plain),
             away: Mutex::default(),
             freezes: AtomicU32::new(0),
             unplugged: Mutex::default(),
@@ -144,12 +149,19 @@ impl Member {
         self.crashed.load(Ordering::Relaxed)
     }
 
+    /// See [`plain`](Self::plain).
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain.load(Ordering::Relaxed)
+    }
+
     /// Something the handler depends on is down: pause, longer each time in a row.
     pub(crate) fn transient(&self) {
         if !self.flow.shut(Gate::Transient) {
             return;
         }
-        let streak = self.streak.fetch_add(1, Ordering::Relaxed);
+        let streak = self.streak.fetch_add(1, Ordering::SeqCst);
+        self.plain.store(false, Ordering::SeqCst);
         let pause = self.policy.transient_pause(streak);
         self.refresh();
         let me = self.me.clone();
@@ -162,10 +174,16 @@ impl Member {
         });
     }
 
-    #[inline]
+    /// Something was handled: the next transient failure is the first again.
     pub(crate) fn handled(&self) {
-        if self.streak.load(Ordering::Relaxed) != 0 && !self.flow.is_shut(Gate::Transient) {
-            self.streak.store(0, Ordering::Relaxed);
+        if self.flow.is_shut(Gate::Transient) {
+            return;
+        }
+        self.streak.store(0, Ordering::SeqCst);
+        self.plain.store(!self.core.watched, Ordering::SeqCst);
+        // It may have died meanwhile.
+        if self.crashed.load(Ordering::SeqCst) {
+            self.plain.store(false, Ordering::SeqCst);
         }
     }
 
@@ -352,6 +370,7 @@ impl Member {
         if self.crashed.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.plain.store(false, Ordering::SeqCst);
         self.flow.shut(Gate::Stopping);
         self.wake();
         let me = self.me.clone();

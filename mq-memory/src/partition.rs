@@ -16,12 +16,18 @@ const SPARE: usize = 1024;
 /// How long a topic keeps what it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Keep {
-    /// Handled messages kept for a replay.
+    /// Handled messages kept for a replay, while there is room.
     pub(crate) history: u64,
-    /// Messages at most; beyond it sends are refused, or in a log the oldest go.
+    /// Handled messages at which the oldest go, down to `history`: a little more, so that what comes finds allocations to use.
+    pub(crate) most: u64,
+    /// Messages at most; beyond it sends are refused. A log takes any.
     pub(crate) capacity: u64,
-    /// Bytes at most; beyond it sends are refused, or in a log the oldest go.
+    /// Bytes at most; beyond it sends are refused. A log takes any.
     pub(crate) bytes: u64,
+    /// In a log: messages beyond which the oldest go.
+    pub(crate) max: u64,
+    /// In a log: bytes beyond which the oldest go.
+    pub(crate) max_bytes: u64,
     /// In a log: the oldest age.
     pub(crate) age: Option<Duration>,
     /// Whether the oldest go, handled or not.
@@ -51,7 +57,6 @@ pub(crate) type SharedPart = Arc<Mutex<Part>>;
 /// See [`Part::spent`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spent {
-    history: u64,
     until: u64,
 }
 
@@ -75,25 +80,49 @@ pub(crate) struct Trimmed {
     pub(crate) count: u64,
 }
 
+impl Keep {
+    /// Until every group has handled it, at most so many messages and bytes; then as history.
+    pub(crate) fn handled(history: u64, capacity: u64, bytes: u64) -> Self {
+        let most = history + history.min(SPARE as u64);
+        Self { history, most, capacity, bytes, max: u64::MAX, max_bytes: u64::MAX, age: None, is_log: false }
+    }
+
+    /// The newest, handled or not.
+    pub(crate) fn log(max: Option<u64>, age: Option<Duration>, bytes: u64) -> Self {
+        let all = u64::MAX;
+        let max = max.unwrap_or(all);
+        Self { history: all, most: all, capacity: all, bytes: all, max, max_bytes: bytes, age, is_log: true }
+    }
+}
+
 impl Part {
     /// Whether a message of `size` bytes has room.
     #[inline]
     pub(crate) fn has_room(&self, size: u32, keep: &Keep) -> bool {
-        keep.is_log || ((self.log.len() as u64) < keep.capacity && self.bytes + u64::from(size) <= keep.bytes)
+        (self.log.len() as u64) < keep.capacity && self.bytes + u64::from(size) <= keep.bytes
+    }
+
+    /// Whether it has room, if need be when history gives way to it.
+    #[inline(never)]
+    pub(crate) fn make_room(&mut self, size: u32, keep: &Keep) -> bool {
+        let handled = self.handled();
+        while !self.has_room(size, keep) && self.log.head() < handled {
+            self.drop_oldest();
+        }
+        self.has_room(size, keep)
     }
 
     /// Up to where `append` may take the oldest messages away: all groups have handled them, and the history is full.
     #[inline(always)]
     pub(crate) fn spent(&self, keep: &Keep) -> Spent {
-        let full = self.log.len() as u64 >= keep.history;
-        Spent { history: keep.history, until: if full { self.handled() } else { 0 } }
+        Spent { until: self.handled().saturating_sub(keep.history) }
     }
 
     /// Puts a message at the end. Steady state allocates nothing: what leaves the history gives its allocation to what comes.
     #[inline(always)]
     pub(crate) fn append(&mut self, message: Message, size: u32, only: u32, spent: Spent) -> u64 {
         self.bytes += u64::from(size);
-        let used = match self.log.head() < spent.until && self.log.len() as u64 >= spent.history {
+        let used = match self.log.head() < spent.until {
             true => self.take_oldest(),
             false => self.spare.pop(),
         };
@@ -173,18 +202,21 @@ impl Part {
         }
     }
 
-    /// Drops what every group handled, beyond the history kept.
+    /// A group has handled everything before `upto`: drops what every group handled, beyond the history kept.
     #[inline(always)]
-    pub(crate) fn trim(&mut self, keep: &Keep) {
-        if self.log.len() as u64 > keep.history {
+    pub(crate) fn trim(&mut self, keep: &Keep, upto: u64) {
+        if upto.saturating_sub(self.log.head()) > keep.most {
             self.drop_handled(keep);
         }
     }
 
+    #[inline(never)]
     fn drop_handled(&mut self, keep: &Keep) {
-        let extra = self.log.len() as u64 - keep.history;
-        let handled = self.handled().saturating_sub(self.log.head());
-        for _ in 0..extra.min(handled) {
+        let until = self.handled();
+        if until.saturating_sub(self.log.head()) <= keep.most {
+            return;
+        }
+        while self.log.head() + keep.history < until {
             self.drop_oldest();
         }
     }
@@ -197,7 +229,7 @@ impl Part {
         }
         let first = self.log.head();
         loop {
-            let too_many = self.log.len() as u64 > keep.capacity || self.bytes > keep.bytes;
+            let too_many = self.log.len() as u64 > keep.max || self.bytes > keep.max_bytes;
             let Some(cell) = self.log.front_mut() else { break };
             let stamp = cell.stored.as_ref().and_then(|s| s.message.timestamp);
             let too_old = keep.age.is_some_and(|age| stamp.is_some_and(|t| t + age <= now));
@@ -271,7 +303,7 @@ impl Part {
     /// Whether a log has something to drop.
     #[inline]
     pub(crate) fn is_over(&self, keep: &Keep) -> bool {
-        keep.is_log && (self.log.len() as u64 > keep.capacity || self.bytes > keep.bytes || keep.age.is_some())
+        keep.is_log && (self.log.len() as u64 > keep.max || self.bytes > keep.max_bytes || keep.age.is_some())
     }
 
     /// The first position stored at or after `time`.

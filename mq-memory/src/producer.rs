@@ -42,11 +42,11 @@ impl MemoryProducer {
         let short = !core.watched && capabilities.retains_without_group && capabilities.receipt_positions;
         Arc::new(Self {
             level: capabilities.send_level,
+            short: AtomicBool::new(short),
             core,
             topic,
             again: Mutex::default(),
             spec,
-            short: AtomicBool::new(short),
             closed: AtomicBool::new(false),
             streak: AtomicU32::new(0),
             health,
@@ -88,8 +88,8 @@ impl MemoryProducer {
     fn make_way(&self, message: &mut Message) -> Option<(MutexGuard<'_, Part>, usize, u32)> {
         let topic = self.short()?;
         let size = stamp(message, &self.spec, || self.core.env.wall()).ok()?;
-        let number = topic.pick(message);
-        let part = topic.parts[number].lock();
+        let (number, shared) = topic.pick_part(message);
+        let part = shared.lock();
         part.has_room(size, &topic.keep).then_some((part, number, size))
     }
 
@@ -117,7 +117,7 @@ impl MemoryProducer {
             drop(part);
             return self.without_takers(topic);
         }
-        if !part.has_room(size, &topic.keep) {
+        if !part.make_room(size, &topic.keep) {
             return Err(topic.full());
         }
         if core.watched {
@@ -239,7 +239,7 @@ impl MemoryProducer {
         let spent = part.spent(&topic.keep);
         for mut message in messages.drain(..) {
             let refused = match stamp(&mut message, &self.spec, || now) {
-                Ok(size) if part.has_room(size, &topic.keep) => {
+                Ok(size) if part.has_room(size, &topic.keep) || part.make_room(size, &topic.keep) => {
                     part.append(message, size, 0, spent);
                     continue;
                 }

@@ -42,14 +42,24 @@ impl Topic {
         })
     }
 
+    /// The partition of a message, and its number.
+    #[inline(always)]
+    pub(crate) fn pick_part(&self, message: &Message) -> (usize, &SharedPart) {
+        if let [only] = &*self.parts {
+            return (0, only);
+        }
+        let number = self.pick_of_many(message.key.as_deref());
+        (number, &self.parts[number])
+    }
+
     #[inline(always)]
     pub(crate) fn pick(&self, message: &Message) -> usize {
-        if self.parts.len() == 1 { 0 } else { self.pick_of_many(message) }
+        if self.parts.len() == 1 { 0 } else { self.pick_of_many(message.key.as_deref()) }
     }
 
     #[inline(never)]
-    fn pick_of_many(&self, message: &Message) -> usize {
-        let n = match &message.key {
+    fn pick_of_many(&self, key: Option<&[u8]>) -> usize {
+        let n = match key {
             Some(key) => key_hash(key),
             None => self.round_robin.fetch_add(1, Ordering::Relaxed),
         };

@@ -239,12 +239,18 @@ impl Hub {
         let timeout = self.options.response_timeout;
         let streams = self.options.transport == crate::url::Transport::Streams;
         let (pushes, pushed) = tokio::sync::mpsc::unbounded_channel();
-        let mut conn = match streams {
+        let plain = || self.open(node, self.settings(), Some(timeout), None);
+        let (mut conn, streams) = match streams {
             true => {
                 let settings = self.settings().set_protocol(ProtocolVersion::RESP3);
-                self.open(node, settings, Some(timeout), Some(pushes)).await?
+                match self.open(node, settings, Some(timeout), Some(pushes)).await {
+                    Ok(conn) => (conn, true),
+                    // Some service does not know `HELLO`: then the server cannot speak unasked.
+                    Err(e) if matches!(e.kind(), ErrorKind::Other | ErrorKind::Permission) => (plain().await?, false),
+                    Err(error) => return Err(error),
+                }
             }
-            false => self.open(node, self.settings(), Some(timeout), None).await?,
+            false => (plain().await?, false),
         };
         let facts = Arc::new(probe(&conn).await?);
         *self.facts.lock() = Some(facts.clone());

@@ -31,6 +31,12 @@ pub fn root() -> PathBuf {
     std::env::var_os("MQ_TEST_BROKERS").map_or_else(|| target().join("brokers"), PathBuf::from)
 }
 
+/// Where logs and histories of test runs lie: the target folder, or the one of `MQ_TEST_BROKERS`, see [`root`].
+#[must_use]
+pub fn records() -> PathBuf {
+    std::env::var_os("MQ_TEST_BROKERS").map_or_else(target, PathBuf::from)
+}
+
 /// Where downloads and other things made once are kept.
 pub(crate) fn cache() -> PathBuf {
     target().join("brokers").join("cache")

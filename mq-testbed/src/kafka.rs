@@ -145,6 +145,9 @@ pub(crate) fn properties(path: &Path, port: u16, controller: u16, further: &[Lis
         // With the default session of 9 s the controller refuses a broker that was killed and comes back at once.
         "broker.session.timeout.ms=1000".into(),
         "broker.heartbeat.interval.ms=100".into(),
+        // A broker that was not let in within this time ends itself; by default after a minute, which is too short on a
+        // machine where a dozen servers start at once. We give up after three.
+        "initial.broker.registration.timeout.ms=180000".into(),
     ];
     for topic in ["offsets.topic", "transaction.state.log"] {
         // The defaults of 50 cost seconds at the first use.
@@ -180,6 +183,9 @@ fn member_lines(member: &KafkaMember) -> Vec<String> {
         "controller.quorum.election.backoff.max.ms=300".into(),
         "controller.quorum.fetch.timeout.ms=1500".into(),
         "controller.quorum.request.timeout.ms=1000".into(),
+        // Over a network of threads that wait for a processor, a second is too short: brokers that live would be put out.
+        "broker.session.timeout.ms=3000".into(),
+        "broker.heartbeat.interval.ms=500".into(),
         "replica.lag.time.max.ms=2000".into(),
         "replica.fetch.wait.max.ms=100".into(),
     ];

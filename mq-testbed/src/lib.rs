@@ -40,7 +40,7 @@ pub use acl::{KafkaResource, kafka_allow};
 pub use certificates::{Certificates, Pair};
 pub use cluster::{Cluster, Formation};
 pub use fleet::{Entry, Fleet, Origin, Want, provide, url_answers};
-pub use folders::{Folder, logs_in, root, sweep, target};
+pub use folders::{Folder, logs_in, records, root, sweep, target};
 pub use greet::answers;
 pub use install::{provide_for_build, shortage};
 pub use kafka::{KafkaMember, KafkaOptions, KafkaSecurity};

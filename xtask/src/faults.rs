@@ -157,7 +157,7 @@ fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> 
         args: subject.args.iter().map(|arg| (*arg).to_owned()).collect(),
         promises: subject.promises,
     };
-    let folder: PathBuf = mq_testbed::target().join("faults").join(subject.name);
+    let folder: PathBuf = mq_testbed::records().join("faults").join(subject.name);
     // Those of the last run; gone is as good as removed.
     let _ = fs::remove_dir_all(&folder);
     let mut faults = if args.short { Fault::short() } else { Fault::all() };

@@ -90,6 +90,11 @@ pub(crate) fn has_command(name: &str) -> bool {
 }
 
 fn main() -> ExitCode {
+    // Paths are written as seen from the root of the checkout, wherever the command is called.
+    if let Err(error) = std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")) {
+        eprintln!("error: the checkout that this xtask was built in is gone ({error}); build it again");
+        return ExitCode::FAILURE;
+    }
     match dispatch(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {

@@ -19,10 +19,9 @@ pub(crate) struct Skips(PathBuf);
 
 impl Skips {
     pub(crate) fn new() -> Result<Self, Problem> {
-        let folder = mq_testbed::target().join("xtask");
+        let folder = mq_testbed::records().join("xtask");
         fs::create_dir_all(&folder).map_err(Problem::during(format!("make {}", folder.display())))?;
-        // Of this process alone: a test of ours runs this command within a run of it.
-        let file = folder.join(format!("skips-{}", std::process::id()));
+        let file = folder.join("skips");
         fs::write(&file, "").map_err(Problem::during(format!("write {}", file.display())))?;
         Ok(Self(file))
     }
@@ -43,13 +42,6 @@ impl Skips {
 
     pub(crate) fn read(&self) -> Vec<String> {
         fs::read_to_string(&self.0).unwrap_or_default().lines().map(str::to_owned).collect()
-    }
-}
-
-impl Drop for Skips {
-    fn drop(&mut self) {
-        // One that a killed run leaves is a few bytes that nobody reads.
-        let _ = fs::remove_file(&self.0);
     }
 }
 

@@ -126,7 +126,7 @@ impl Step {
     }
 
     fn log(&self) -> PathBuf {
-        mq_testbed::target().join("xtask").join(format!("{}-{}.log", self.backend, self.suite.replace(' ', "-")))
+        mq_testbed::records().join("xtask").join(format!("{}-{}.log", self.backend, self.suite.replace(' ', "-")))
     }
 
     /// Runs it to its end. Its output goes to a log, and the end of that to the screen if it fails.

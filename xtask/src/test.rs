@@ -25,14 +25,14 @@ pub(crate) struct Args {
     panic: bool,
 }
 
-/// The backends, by the names that `conformance` and `faults` take, and the server each needs.
+/// The backends, by the names that `conformance` and `faults` take, and the server each needs. Those that take longest first.
 const BACKENDS: [(&str, Option<Kind>); 6] = [
-    ("memory", None),
+    ("kafka", Some(Kind::Kafka)),
+    ("amqp-classic", Some(Kind::RabbitMq)),
+    ("amqp", Some(Kind::RabbitMq)),
     ("redis", Some(Kind::Redis)),
     ("redis-pubsub", Some(Kind::Redis)),
-    ("amqp", Some(Kind::RabbitMq)),
-    ("amqp-classic", Some(Kind::RabbitMq)),
-    ("kafka", Some(Kind::Kafka)),
+    ("memory", None),
 ];
 
 /// Backends whose own issue is still open. Their tests and their suite run and are shown, with what fails; they do not decide
@@ -75,6 +75,9 @@ pub(crate) fn run(args: Args) -> Outcome {
     let Run { args, reports, missing, skips } = run;
     Left { full: args.full, only: args.only, missing, skips: skips.read(), wall: begun.elapsed() }.finish(&reports)
 }
+
+/// Steps that run at the same time on two cores, once all is built.
+const AT_ONCE: usize = 3;
 
 /// Clusters whose URL the suite of their backend can be given: it reaches one node, and the others take part. Those of Redis
 /// and Kafka need a client that goes to every node through the suite's proxies.
@@ -150,11 +153,11 @@ impl Run {
             };
             steps.into_iter().filter(can_run).map(with_urls).collect()
         };
-        let (tests, suites, examples) = (equipped(tests), equipped(suites), equipped(examples));
-        self.reports.extend(in_turn(tests));
-        // Side by side: they wait for brokers and back-offs more than they compute.
-        self.reports.extend(side_by_side(2, suites));
-        self.reports.extend(in_turn(examples));
+        // Side by side: they wait for brokers and back-offs more than they compute. The longest first, so that no core is
+        // without work at the end.
+        let together = tests.into_iter().chain(suites).collect();
+        self.reports.extend(side_by_side(AT_ONCE, equipped(together)));
+        self.reports.extend(in_turn(equipped(examples)));
         Ok(())
     }
 
@@ -201,7 +204,7 @@ fn suites_of_conformance() -> Vec<Step> {
             steps.push(Step::not_built(backend, "conformance").on(kind));
         } else if has_command("conformance") {
             let step = Step::xtask(backend, "conformance", &["conformance", backend]).on(kind);
-            steps.push(if OPEN.contains(&backend) { step.limit(8).open(&[]) } else { step });
+            steps.push(if OPEN.contains(&backend) { step.limit(15).open(&[]) } else { step });
         }
     }
     steps
@@ -211,6 +214,13 @@ fn suites_of_conformance() -> Vec<Step> {
 fn suites(full: bool) -> Vec<Step> {
     let length = if full { "--long" } else { "--short" };
     let mut steps = suites_of_conformance();
+    for (subject, kind) in faults::subjects() {
+        // The raw clients prove that the faults bite; a backend's own run takes as long again, and is for `--full`.
+        if full || subject.starts_with("raw-") {
+            let step = Step::xtask(subject, "faults", &["faults", subject, length]).on(Some(kind));
+            steps.push(if OPEN.contains(&subject) { step.open(&[]) } else { step });
+        }
+    }
     for backend in ["redis", "amqp", "kafka"] {
         steps.push(Step::xtask(backend, "reports", &["reports", backend]));
     }
@@ -220,13 +230,6 @@ fn suites(full: bool) -> Vec<Step> {
         }
     }
     steps.push(Step::xtask("workspace", "capability table", &["conformance", "--check-table"]));
-    for (subject, kind) in faults::subjects() {
-        // The raw clients prove that the faults bite; a backend's own run takes as long again, and is for `--full`.
-        if full || subject.starts_with("raw-") {
-            let step = Step::xtask(subject, "faults", &["faults", subject, length]).on(Some(kind));
-            steps.push(if OPEN.contains(&subject) { step.open(&[]) } else { step });
-        }
-    }
     steps
 }
 

@@ -1,7 +1,7 @@
 //! Ways to run a server: TLS with client certificates, users, unix sockets, several hosts, Sentinel, Cluster.
 
-use crate::rig::{Counting, TOPIC, ask, close, load, open, raw, server, sub};
-use mq_api::{BrokerExt, ErrorKind, Message};
+use crate::rig::{Counting, TOPIC, all, ask, close, load, next, open, raw, server, sub};
+use mq_api::{BrokerExt, ErrorKind, Message, Settled};
 use mq_testbed::{Folder, Launch, Process, free_port, until};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -254,5 +254,15 @@ async fn topics_of_a_cluster_are_found_on_their_nodes() {
         }
     }
     assert_eq!(used.len(), 3, "topics on every node");
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_lacks_hello_is_served_all_the_same() {
+    let Some(server) = server(false, &["rename-command HELLO \"\""]) else { return };
+    let (broker, producer, mut consumer) = all(&server.url()).await;
+    producer.send(Message::new("m")).await.unwrap();
+    assert!(matches!(next(&mut consumer).await.release().await, Settled::Confirmed(_)));
+    assert!(matches!(next(&mut consumer).await.ack().await, Settled::Confirmed(_)));
     close(broker).await;
 }

@@ -1,7 +1,11 @@
 //! `cargo xtask bench`: what a message costs, beside other libraries doing the same work, and whether the bars are met.
 
+mod brokers;
 mod callgrind;
 mod memory;
+mod page;
+
+use mq_testbed::Kind;
 
 use crate::Outcome;
 
@@ -14,14 +18,23 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum What {
+    /// RabbitMQ: time and processor time beside the client library used by hand, latencies, flatness.
+    Amqp(brokers::Args),
+    /// Kafka, likewise.
+    Kafka(brokers::Args),
     /// The in-memory broker: instructions and allocations by callgrind, members by the clock.
     Memory(memory::Args),
+    /// Redis Streams, likewise.
+    Redis(brokers::Args),
 }
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
     match args.what {
+        What::Amqp(args) => brokers::run("amqp", Kind::RabbitMq, &args),
+        What::Kafka(args) => brokers::run("kafka", Kind::Kafka, &args),
         What::Memory(args) => memory::run(&args),
+        What::Redis(args) => brokers::run("redis", Kind::Redis, &args),
     }
 }
 

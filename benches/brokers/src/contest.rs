@@ -1,0 +1,66 @@
+//! Who runs against whom on each backend, and how large a run is.
+
+use crate::job::{Failed, Job, Ran};
+
+/// A backend that can be measured.
+pub(crate) struct Backend {
+    pub(crate) name: &'static str,
+    /// As people write it.
+    pub(crate) title: &'static str,
+    /// Messages of a run: about half a second of work on two cores.
+    pub(crate) n: usize,
+    /// Messages of a run one by one.
+    pub(crate) one_by_one: usize,
+    /// Backlogs between which the costs must not differ.
+    pub(crate) backlogs: [usize; 4],
+}
+
+/// Below the million at which Redis's default retention begins to refuse.
+const MILLION: usize = 990_000;
+
+pub(crate) const BACKENDS: [Backend; 3] = [
+    Backend {
+        name: "redis",
+        title: "Redis Streams",
+        n: 30_000,
+        one_by_one: 2_000,
+        backlogs: [1_000, 10_000, 100_000, MILLION],
+    },
+    Backend {
+        name: "amqp",
+        title: "RabbitMQ, quorum queues",
+        n: 10_000,
+        one_by_one: 500,
+        backlogs: [1_000, 10_000, 100_000, MILLION],
+    },
+    Backend { name: "kafka", title: "Kafka", n: 30_000, one_by_one: 300, backlogs: [1_000, 10_000, 100_000, MILLION] },
+];
+
+/// The contestants, in the order of a pair.
+pub(crate) const CONTESTANTS: [&str; 3] = ["ours", "same", "bare"];
+
+/// Runs one contestant in this process.
+pub(crate) async fn run(backend: &str, contestant: &str, job: &Job) -> Result<Ran, Failed> {
+    match (backend, contestant) {
+        (_, "ours") => crate::ours::run(job).await,
+        #[cfg(feature = "redis")]
+        ("redis", "same") => crate::redis_same::run(job).await,
+        #[cfg(feature = "redis")]
+        ("redis", "bare") => crate::redis_bare::run(job).await,
+        #[cfg(feature = "redis")]
+        ("redis", "one") => crate::redis_bare::one_by_one(job).await,
+        #[cfg(feature = "amqp")]
+        ("amqp", "same") => crate::amqp_same::run(job).await,
+        #[cfg(feature = "amqp")]
+        ("amqp", "bare") => crate::amqp_bare::run(job).await,
+        #[cfg(feature = "amqp")]
+        ("amqp", "one") => crate::amqp_bare::one_by_one(job).await,
+        #[cfg(feature = "kafka")]
+        ("kafka", "same") => crate::kafka_same::run(job).await,
+        #[cfg(feature = "kafka")]
+        ("kafka", "bare") => crate::kafka_bare::run(job).await,
+        #[cfg(feature = "kafka")]
+        ("kafka", "one") => crate::kafka_bare::one_by_one(job).await,
+        _ => Err(format!("no {contestant} for {backend} in this build; build with --features {backend}").into()),
+    }
+}

@@ -1,0 +1,180 @@
+//! Kafka by rdkafka used as well as it can be, with nothing around: acks of all copies, librdkafka's own batches, a consumer
+//! that polls and commits once for 500 messages. And one by one, each step awaited: what the batches have to be ten times
+//! faster than.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::{ClientContext, DefaultClientContext};
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, DeliveryResult, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext};
+use rdkafka::types::RDKafkaErrorCode;
+
+use crate::job::{BATCH, Failed, GROUP, Job, PATIENCE, Ran, payload};
+use crate::meter::Meter;
+
+/// As anymq makes topics.
+const PARTITIONS: i32 = 12;
+
+/// Counts what came back.
+#[derive(Default)]
+pub(crate) struct Counting {
+    pub(crate) confirmed: AtomicUsize,
+    pub(crate) failed: AtomicUsize,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Context(pub(crate) Arc<Counting>);
+
+impl ClientContext for Context {}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+        let count = if result.is_ok() { &self.0.confirmed } else { &self.0.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn config(job: &Job) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", job.url.trim_start_matches("kafka://"));
+    config
+}
+
+pub(crate) async fn make_topic(job: &Job) -> Result<(), Failed> {
+    let admin: AdminClient<DefaultClientContext> = config(job).create()?;
+    let topic = NewTopic::new(&job.topic, PARTITIONS, TopicReplication::Fixed(1));
+    match admin.create_topics([&topic], &AdminOptions::new()).await?.into_iter().next() {
+        Some(Err((name, code))) => Err(format!("create {name}: {code}").into()),
+        _ => Ok(()),
+    }
+}
+
+/// A producer with these settings, and what it counts.
+pub(crate) fn producer(job: &Job, settings: &[(&str, &str)]) -> Result<(BaseProducer<Context>, Arc<Counting>), Failed> {
+    let mut config = config(job);
+    config.set("acks", "all");
+    for (name, value) in settings {
+        config.set(*name, *value);
+    }
+    let context = Context::default();
+    Ok((config.create_with_context(context.clone())?, context.0))
+}
+
+/// Sends one message with these headers, waiting for room.
+pub(crate) fn send(
+    producer: &BaseProducer<Context>,
+    job: &Job,
+    payload: &[u8],
+    mut headers: Option<OwnedHeaders>,
+) -> Result<(), Failed> {
+    loop {
+        let mut record = BaseRecord::<(), [u8]>::to(&job.topic).payload(payload);
+        record.headers = headers.take();
+        match producer.send(record) {
+            Ok(()) => return Ok(()),
+            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
+                headers = back.headers;
+                producer.poll(Duration::from_millis(10));
+            }
+            Err((error, _)) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waits until so many were confirmed.
+pub(crate) fn await_confirmed(producer: &BaseProducer<Context>, counting: &Counting, n: usize) -> Result<(), Failed> {
+    let end = Instant::now() + PATIENCE;
+    while counting.confirmed.load(Ordering::Relaxed) < n {
+        producer.poll(Duration::from_millis(10));
+        let failed = counting.failed.load(Ordering::Relaxed);
+        if failed > 0 || Instant::now() > end {
+            return Err(format!("{failed} sends failed; not all were confirmed within {PATIENCE:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// A member that holds all partitions and fetches nothing yet.
+pub(crate) fn member(job: &Job) -> Result<BaseConsumer, Failed> {
+    let mut config = config(job);
+    config.set("group.id", format!("{}-{GROUP}", job.topic));
+    config.set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
+    let consumer: BaseConsumer = config.create()?;
+    consumer.subscribe(&[&job.topic])?;
+    let end = Instant::now() + PATIENCE;
+    while consumer.assignment()?.count() < usize::try_from(PARTITIONS)? {
+        if let Some(message) = consumer.poll(Duration::from_millis(50)) {
+            message?;
+        }
+        if Instant::now() > end {
+            return Err("the group did not give all partitions to its only member".into());
+        }
+    }
+    consumer.pause(&consumer.assignment()?)?;
+    Ok(consumer)
+}
+
+pub(crate) fn next(consumer: &BaseConsumer) -> Result<BorrowedMessage<'_>, Failed> {
+    match consumer.poll(PATIENCE) {
+        Some(message) => Ok(message?),
+        None => Err(format!("no message within {PATIENCE:?}").into()),
+    }
+}
+
+/// In batches.
+pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
+    make_topic(job).await?;
+    let consumer = member(job)?;
+    let payload = payload(job.size);
+    let (producer, counting) = producer(job, &[("linger.ms", "5")])?;
+
+    let meter = Meter::start();
+    for _ in 0..job.n {
+        send(&producer, job, &payload, None)?;
+    }
+    await_confirmed(&producer, &counting, job.n)?;
+    let send = meter.stop();
+
+    let meter = Meter::start();
+    consumer.resume(&consumer.assignment()?)?;
+    for got in 1..=job.n {
+        next(&consumer)?;
+        if got == job.n {
+            consumer.commit_consumer_state(CommitMode::Sync)?;
+        } else if got % BATCH == 0 {
+            consumer.commit_consumer_state(CommitMode::Async)?;
+        }
+    }
+    let receive = meter.stop();
+    producer.flush(PATIENCE)?;
+    Ok(Ran { send, receive })
+}
+
+/// One by one.
+pub(crate) async fn one_by_one(job: &Job) -> Result<Ran, Failed> {
+    make_topic(job).await?;
+    let consumer = member(job)?;
+    let payload = payload(job.size);
+    let (producer, counting) = producer(job, &[("linger.ms", "0")])?;
+    let meter = Meter::start();
+    for number in 1..=job.n {
+        send(&producer, job, &payload, None)?;
+        await_confirmed(&producer, &counting, number)?;
+    }
+    let send = meter.stop();
+    let meter = Meter::start();
+    consumer.resume(&consumer.assignment()?)?;
+    for _ in 0..job.n {
+        consumer.commit_message(&next(&consumer)?, CommitMode::Sync)?;
+    }
+    let receive = meter.stop();
+    Ok(Ran { send, receive })
+}

@@ -1,0 +1,160 @@
+//! anymq, over whatever backend the URL names: the program that the raw ones are compared with.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anymq::prelude::*;
+use anymq::{Deliveries, SendBatch};
+
+use crate::job::{BATCH, FLYING, Failed, GROUP, Job, PATIENCE, Ran, payload};
+use crate::meter::Meter;
+
+fn subscription(topic: &str) -> Subscription {
+    // What a raw consumer is given at a time, twice: one batch in hand while the next one comes.
+    Subscription::group(topic, GROUP).max_in_flight(2 * BATCH)
+}
+
+fn batch(n: usize, payload: &[u8]) -> SendBatch {
+    let mut batch = SendBatch::new();
+    batch.messages.extend((0..n).map(|_| Message::new(payload.to_vec())));
+    batch
+}
+
+async fn send(producer: &Arc<dyn Producer>, n: usize, payload: &[u8]) -> Result<(), Failed> {
+    let mut flying = VecDeque::new();
+    let mut left = n;
+    while left > 0 || !flying.is_empty() {
+        while left > 0 && flying.len() < FLYING {
+            let some = left.min(BATCH);
+            left -= some;
+            flying.push_back(producer.send_batch(batch(some, payload)));
+        }
+        if let Some(sending) = flying.pop_front()
+            && !sending.await.all_ok()
+        {
+            return Err("a send was not confirmed".into());
+        }
+    }
+    Ok(())
+}
+
+async fn receive(consumer: &mut Box<dyn Consumer>, n: usize) -> Result<(), Failed> {
+    let mut deliveries = Deliveries::new();
+    let mut got = 0;
+    let mut last = None;
+    while got < n {
+        let some = tokio::time::timeout(PATIENCE, consumer.recv_batch(BATCH, &mut deliveries)).await??;
+        if some == 0 {
+            return Err("the consumer was closed".into());
+        }
+        got += some;
+        // It takes effect at the call; waiting for each answer would be waiting for nothing.
+        last = Some(deliveries.ack_all());
+    }
+    if let Some(last) = last {
+        last.await;
+    }
+    Ok(())
+}
+
+/// Sends all, then receives all.
+pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
+    let broker = anymq::connect(job.url.as_str()).await?;
+    let mut consumer = broker.subscribe(subscription(&job.topic)).await?;
+    // It is there, and takes nothing until it is asked: what it prefetches while the others send would be uncounted.
+    consumer.control().pause();
+    let producer = broker.producer(ProducerSpec::new(job.topic.as_str()).group(GROUP)).await?;
+    let payload = payload(job.size);
+    let meter = Meter::start();
+    send(&producer, job.n, &payload).await?;
+    let sent = meter.stop();
+    let meter = Meter::start();
+    consumer.control().resume();
+    receive(&mut consumer, job.n).await?;
+    let received = meter.stop();
+    broker.close(Duration::from_secs(10)).await;
+    Ok(Ran { send: sent, receive: received })
+}
+
+/// Messages a second that go through, sent and received at the same time, over that many topics of one client.
+pub(crate) async fn through(job: &Job, topics: usize, backlog: usize) -> Result<f64, Failed> {
+    let broker = anymq::connect(job.url.as_str()).await?;
+    let payload = payload(job.size);
+    let mut lanes = Vec::new();
+    for number in 0..topics {
+        let topic = format!("{}-{number}", job.topic);
+        let consumer = broker.subscribe(subscription(&topic)).await?;
+        let producer = broker.producer(ProducerSpec::new(topic.as_str()).group(GROUP)).await?;
+        lanes.push((producer, consumer));
+    }
+    for (producer, consumer) in &lanes {
+        if backlog > 0 {
+            consumer.control().pause();
+            send(producer, backlog, &payload).await?;
+            consumer.control().resume();
+        }
+    }
+    let each = (job.n / topics).max(1);
+    let begun = Instant::now();
+    for (producer, consumer) in &mut lanes {
+        let (sent, received) = tokio::join!(send(producer, each, &payload), receive(consumer, each));
+        sent?;
+        received?;
+    }
+    let rate = (each * topics) as f64 / begun.elapsed().as_secs_f64();
+    broker.close(Duration::from_secs(10)).await;
+    Ok(rate)
+}
+
+/// Milliseconds from when a message should have been sent until it was received, sorted: at a rate that does not wait for
+/// anything, so that a stall is counted in every message that it holds up.
+pub(crate) async fn latencies(job: &Job, rate: f64) -> Result<Vec<f64>, Failed> {
+    let broker = anymq::connect(job.url.as_str()).await?;
+    let mut consumer = broker.subscribe(subscription(&job.topic)).await?;
+    let producer = broker.producer(ProducerSpec::new(job.topic.as_str()).group(GROUP)).await?;
+    let filler = payload(job.size);
+    let begun = Instant::now();
+    let due = |number: usize| Duration::from_secs_f64(number as f64 / rate);
+    let n = job.n;
+    let sending = async {
+        let mut flying = Vec::with_capacity(n);
+        let mut next = 0;
+        while next < n {
+            let now = begun.elapsed();
+            while next < n && due(next) <= now {
+                let mut bytes = filler.clone();
+                let intended = u64::try_from(due(next).as_nanos()).unwrap_or(u64::MAX);
+                bytes[..8].copy_from_slice(&intended.to_be_bytes());
+                flying.push(producer.send(Message::new(bytes)));
+                next += 1;
+            }
+            tokio::time::sleep_until((begun + due(next)).into()).await;
+        }
+        for sending in flying {
+            sending.await?;
+        }
+        Ok::<_, Failed>(())
+    };
+    let receiving = async {
+        let mut deliveries = Deliveries::new();
+        let mut waits = Vec::with_capacity(n);
+        while waits.len() < n {
+            tokio::time::timeout(PATIENCE, consumer.recv_batch(BATCH, &mut deliveries)).await??;
+            let now = begun.elapsed();
+            for message in deliveries.messages() {
+                let mut intended = [0; 8];
+                intended.copy_from_slice(message.payload.as_deref().and_then(|p| p.get(..8)).unwrap_or(&[0; 8]));
+                waits.push((now - Duration::from_nanos(u64::from_be_bytes(intended))).as_secs_f64() * 1e3);
+            }
+            deliveries.ack_all().await;
+        }
+        Ok::<_, Failed>(waits)
+    };
+    let (sent, waits) = tokio::join!(sending, receiving);
+    sent?;
+    let mut waits = waits?;
+    waits.sort_by(f64::total_cmp);
+    broker.close(Duration::from_secs(10)).await;
+    Ok(waits)
+}

@@ -1,0 +1,64 @@
+//! `cargo xtask bench redis | amqp | kafka`: builds the program in `benches/brokers`, starts the server, runs it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use mq_testbed::{Fleet, Kind, Problem};
+
+use super::callgrind::Program;
+use super::page;
+use crate::Outcome;
+
+/// Arguments of these commands.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Alternating runs of each contestant; fewer than 15 decide little.
+    #[arg(long, default_value_t = 15)]
+    pairs: usize,
+    /// Put the table into docs/performance.md.
+    #[arg(long)]
+    write: bool,
+}
+
+/// Runs one of them.
+pub(crate) fn run(backend: &str, kind: Kind, args: &Args) -> Outcome {
+    // A folder of its own: other features than those of the tests must not have everything built again.
+    let program = Program::build(&[
+        "build",
+        "--release",
+        "--package",
+        "bench-brokers",
+        "--features",
+        backend,
+        "--target-dir",
+        "target/bench",
+    ])?;
+    let fleet = Fleet::for_run(&[kind], |line| println!("{line}"))?;
+    let Some((_, url)) = fleet.variables().into_iter().next() else {
+        return Err(format!("no server: {:?}", fleet.entries().first().map(|entry| &entry.origin)));
+    };
+    let mut child = Command::new(program.path())
+        .args(["all", backend, &url, &args.pairs.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(Problem::during("start the benchmark"))?;
+    let mut table = String::new();
+    if let Some(out) = child.stdout.take() {
+        for line in BufReader::new(out).lines().map_while(Result::ok) {
+            println!("{line}");
+            table += &line;
+            table.push('\n');
+        }
+    }
+    let status = child.wait().map_err(Problem::during("wait for the benchmark"))?;
+    if !status.success() {
+        return Err(format!("bench {backend} could not be run to its end; what it said stands above"));
+    }
+    if args.write {
+        page::write(backend, &table)?;
+    }
+    let last = table.lines().next_back().unwrap_or_default();
+    // Undecided is no failure of the library, and no proof either.
+    if last.contains(" 0 missed") && !last.contains("void") { Ok(()) } else { Err(format!("bench {backend}: {last}")) }
+}
