@@ -81,9 +81,7 @@ async fn bug_03_a_remade_group_skips_what_was_pending(t: Test) -> Check {
     for _ in 0..2 {
         held.remove(0).nack_after(t.pace().long / 2, "later").await;
     }
-    if !t.delete_group_in_use(&d).await? {
-        return Ok(());
-    }
+    t.delete_group_in_use(&d).await?;
     let mut second = t.member(&d, "b").await?;
     if !d.broker.capabilities().retains_without_group {
         return Ok(());
@@ -155,7 +153,8 @@ async fn bug_05_a_lost_ack_is_reported_as_done(t: Test) -> Check {
         }
         let mut again = 0;
         while let Some(got) = member.next_within(t.pace().retry * 2).await? {
-            again += 1;
+            // What an earlier round left unknown may come again only now, and hold back this round's.
+            again += u32::from(got.label == label);
             got.ack().await;
         }
         ensure!(again <= 1, "{again} copies after one lost ack");
