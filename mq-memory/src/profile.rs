@@ -76,8 +76,9 @@ impl Profile {
                         Feature::PerKey,
                         Unsupported("AMQP knows no owner of a key; use Kafka, or max_in_flight 1 and a single member"),
                     )
-                    .with(Feature::Reset, Unsupported("a queue has no position to move"))
-                    .with(Feature::Peek, Unsupported("looking at a queue takes, counts and reorders its messages"));
+                    .with(Feature::Redrive, Emulated("taken from the dead letters and published to the group's queue"))
+                    .with(Feature::Peek, Emulated("taken and given back, so that others do not see them meanwhile"))
+                    .with(Feature::Reset, Unsupported("a queue has no position to move"));
                 c.detects_unroutable = true;
                 c.retains_without_group = false;
                 c.receipt_positions = false;
