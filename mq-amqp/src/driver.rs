@@ -17,13 +17,15 @@ pub(crate) struct Amqp {
     capabilities: Arc<Capabilities>,
     /// Groups that this program made or used: AMQP does not list bindings.
     groups: Mutex<BTreeMap<String, BTreeSet<Group>>>,
+    /// How often the stream of a reader was made again, by its member.
+    streams: Mutex<BTreeMap<Arc<str>, u32>>,
 }
 
 impl Amqp {
     pub(crate) fn new(connections: Arc<Connections>, server: Option<String>) -> Self {
         let url = connections.url();
         let capabilities = Arc::new(capabilities(url.queue_type, url.heartbeat, server));
-        Self { connections, capabilities, groups: Mutex::default() }
+        Self { connections, capabilities, groups: Mutex::default(), streams: Mutex::default() }
     }
 
     pub(crate) fn remember(&self, place: &Place, group: &Group) {
@@ -32,6 +34,15 @@ impl Amqp {
 
     pub(crate) fn forget(&self, place: &Place) -> BTreeSet<Group> {
         self.groups.lock().remove(place.name()).unwrap_or_default()
+    }
+
+    /// Which of the streams that followed each other this reader reads now; `None` for the first. `again`: one more was made.
+    pub(crate) fn stream_made(&self, member: &Arc<str>, again: bool) -> Option<u32> {
+        let mut streams = self.streams.lock();
+        if again {
+            *streams.entry(member.clone()).or_default() += 1;
+        }
+        streams.get(member).copied()
     }
 
     /// The type of queues that are made.

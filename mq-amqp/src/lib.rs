@@ -93,6 +93,9 @@
 //!
 //! # Limits
 //!
+//! What quorum and classic queues can do, feature by feature, with the tests behind each word, is the table in
+//! `docs/capabilities.md`, made from a run of the suite.
+//!
 //! * Key and headers together fit one frame of the server (128 KiB by default); the payload is bounded by `max_message`.
 //! * Groups see what is sent after they were made. A producer's `groups` makes them before the first send.
 //! * All groups of a dead-letter topic or a native queue share its one queue.

@@ -137,6 +137,13 @@ impl GroupOptions {
         self.offset.clone().unwrap_or_else(|| AMQPValue::LongString(LongString::from("next")))
     }
 
+    /// Whether a reader starts at the end of a stream.
+    pub(crate) fn is_from_now(&self) -> bool {
+        let end =
+            |at: &AMQPValue| matches!(at, AMQPValue::LongString(word) if matches!(word.as_bytes(), b"next" | b"last"));
+        self.offset.as_ref().is_none_or(end)
+    }
+
     fn argument(&mut self, name: &'static str, value: i64) {
         self.arguments.push((name, AMQPValue::LongLongInt(value)));
     }
@@ -250,6 +257,8 @@ mod tests {
         let text = |text: &str| AMQPValue::LongString(LongString::from(text));
         assert_eq!(read(&[("queue-type", "stream")]).unwrap().offset(), text("next"));
         assert_eq!(offset("first"), Ok(text("first")));
+        assert!(read(&[("queue-type", "stream")]).unwrap().is_from_now());
+        assert!(!read(&[("queue-type", "stream"), ("stream-offset", "first")]).unwrap().is_from_now());
         assert_eq!(offset("17"), Ok(AMQPValue::LongLongInt(17)));
         assert_eq!(offset("@1700000000"), Ok(AMQPValue::Timestamp(1_700_000_000)));
         assert_eq!(offset("30m"), Ok(text("30m")));

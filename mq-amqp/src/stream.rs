@@ -31,28 +31,28 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
     let found = declarer.stream(&place, &options).await?;
     declarer.done().await;
-    let resumed = match found {
-        // It was deleted: what is in the new one begins at 0 again.
-        Found::Made => None,
-        Found::Already | Found::NotLooked => session.resume(None),
-    };
-    if found == Found::Made && session.generation > 1 {
-        session.events.push(Event::Gap(Gap {
-            topic: sub.topic.clone(),
-            partition: None,
-            from: None,
-            to: None,
-            count: None,
-            cause: GapCause::Deleted,
-        }));
-    }
+    let again = session.generation > 1;
+    let made_again = again && found == Found::Made;
+    // Places begin at 0 again in a stream that was made again: so they are those of another partition.
+    let partition = amqp.stream_made(&session.member, made_again);
     // Behind the last that was seen, or at the first that nobody took.
+    let resumed = session.resume(partition);
     let next = resumed.and_then(|r| r.unsettled.or(r.seen.map(|seen| Position::offset(seen.major + 1))));
     let from = match next {
         Some(at) => AMQPValue::LongLongInt(i64::try_from(at.major).unwrap_or(i64::MAX)),
-        None if found == Found::Made && session.generation > 1 => AMQPValue::LongString("first".into()),
+        None if made_again => AMQPValue::LongString("first".into()),
         None => options.offset(),
     };
+    let gap = match next {
+        _ if made_again => Some(GapCause::Deleted),
+        // It begins at what comes now once more: nobody knows what came meanwhile.
+        None if again && options.is_from_now() => Some(GapCause::Disconnected),
+        _ => None,
+    };
+    if let Some(cause) = gap {
+        let topic = sub.topic.clone();
+        session.events.push(Event::Gap(Gap { topic, partition, from: None, to: None, count: None, cause }));
+    }
     let channel = connections.channel(Role::Consume).await?;
     within(ANSWER, "set the prefetch", channel.basic_qos(PREFETCH, BasicQosOptions { global: false })).await?;
     let stream = place.stream();
@@ -61,7 +61,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let member = short(&session.member)?;
     let consume = channel.basic_consume(short(&stream)?, member, BasicConsumeOptions::default(), arguments);
     let consumer = within(ANSWER, &format!("read stream '{stream}'"), consume).await?;
-    let lane = session.open_lane(None, session.generation);
+    let lane = session.open_lane(partition, session.generation);
     Ok(Box::pin(run(session, channel, Fetch::new(consumer), lane, next)))
 }
 

@@ -35,23 +35,23 @@ impl Capabilities {
         Takeover { lease_tenths: 12, fixed: Duration::from_secs(2) + min_session }
     }
 
-    /// RabbitMQ with quorum queues, and the library's default heartbeat of 10 s.
+    /// RabbitMQ with quorum queues, and the library's default heartbeat of 5 s.
     pub fn amqp() -> Self {
         let mut all = Self::rabbitmq("amqp").with(
             Feature::PerKey,
             Unsupported("a queue has no order per key among its consumers; use Kafka, or one member at a time"),
         );
-        all.takeover = Self::amqp_takeover(Duration::from_secs(10), false);
+        all.takeover = Self::amqp_takeover(Duration::from_secs(5), false);
         all
     }
 
-    /// RabbitMQ with classic queues, and the library's default heartbeat of 10 s.
+    /// RabbitMQ with classic queues, and the library's default heartbeat of 5 s.
     pub fn amqp_classic() -> Self {
         let mut all = Self::rabbitmq("amqp-classic").with(
             Feature::PerKey,
             Unsupported("a classic queue has no order per key and counts no crashes; use Kafka"),
         );
-        all.takeover = Self::amqp_takeover(Duration::from_secs(10), true);
+        all.takeover = Self::amqp_takeover(Duration::from_secs(5), true);
         all
     }
 

@@ -72,6 +72,11 @@ pub trait Site: Send + Sync + 'static {
     /// As [`Environment::refuse_dead_letters`].
     async fn refuse_dead_letters(&self, topic: &Topic, group: &str, refuse: bool) -> Hook;
 
+    /// As [`Environment::remove_group`].
+    async fn remove_group(&self, _topic: &Topic, _group: &str) -> Hook {
+        Err(Lacking("removing a group with members"))
+    }
+
     /// As [`Environment::put_foreign`].
     async fn put_foreign(&self, topic: &Topic, payload: &[u8]) -> Hook;
 
@@ -300,6 +305,10 @@ impl<S: Site> Environment for World<S> {
 
     async fn refuse_dead_letters(&self, topic: &Topic, group: &str, refuse: bool) -> Hook {
         self.site.refuse_dead_letters(topic, group, refuse).await
+    }
+
+    async fn remove_group(&self, topic: &Topic, group: &str) -> Hook {
+        self.site.remove_group(topic, group).await
     }
 
     async fn put_foreign(&self, topic: &Topic, payload: &[u8]) -> Hook {

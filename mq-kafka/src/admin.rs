@@ -80,8 +80,13 @@ fn backlog(cluster: &Cluster, topic: &Topic, group: &Group) -> Result<Backlog> {
     }
     let id = group_id(topic, group);
     let main = standing(cluster, topic.as_str(), &id)?;
-    let members = members(cluster, &id)?;
-    if !main.begun && members.is_empty() {
+    let idle = match members(cluster, &id) {
+        Ok(members) => members.is_empty(),
+        // There may be members: the counts are bounds all the same.
+        Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Permission) => false,
+        Err(error) => return Err(error),
+    };
+    if !main.begun && idle {
         return Err(no_group(topic, group));
     }
     let mut delayed = 0;
@@ -92,7 +97,6 @@ fn backlog(cluster: &Cluster, topic: &Topic, group: &Group) -> Result<Backlog> {
     let dead = letters.map(|letters| letters.count()).transpose()?.unwrap_or(0);
     // Offsets count markers and compacted messages too, so these are bounds.
     let at_most = |n: u64| if n == 0 { Count::Exact(0) } else { Count::AtMost(n) };
-    let idle = members.is_empty();
     Ok(Backlog {
         ready: at_most(main.lag + delayed),
         in_flight: at_most(if idle { 0 } else { main.lag + delayed }),
@@ -261,7 +265,7 @@ impl Admin for KafkaAdmin {
                 c.provision(&[wanted], Provisioning::Create)?;
                 spec.groups.iter().try_for_each(|g| {
                     g.validate()?;
-                    group::begin(c, topic, &group_id(&spec.topic, g), Start::Oldest, &[])
+                    group::begin(c, topic, &group_id(&spec.topic, g), Start::Oldest, Provisioning::Create, &[])
                 })
             })
             .await
@@ -308,7 +312,7 @@ impl Admin for KafkaAdmin {
     async fn create_group(&self, topic: &Topic, group: &Group, start: Start) -> Result<()> {
         check(topic, Some(group))?;
         let (topic, id) = (topic.clone(), group_id(topic, group));
-        self.cluster.blocking(move |c| group::begin(c, topic.as_str(), &id, start, &[])).await
+        self.cluster.blocking(move |c| group::begin(c, topic.as_str(), &id, start, Provisioning::Create, &[])).await
     }
 
     async fn delete_group(&self, topic: &Topic, group: &Group) -> Result<bool> {

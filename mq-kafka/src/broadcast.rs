@@ -1,6 +1,7 @@
 //! Broadcast: every partition, from now on, without a group. Memory stays bounded because the engine drops the oldest.
 
 use crate::client::{self, Ctx};
+use crate::delay::Special;
 use crate::driver::spawn;
 use crate::topology::{Cluster, REQUEST, Wanted};
 use crate::url::native_options;
@@ -37,7 +38,7 @@ fn prepare(cluster: &Cluster, session: &Session) -> Result<BaseConsumer<Ctx>> {
     let native = native_options(&sub.native)?;
     // Never joined and never committed to: librdkafka wants a name all the same.
     let name = format!("anymq-broadcast-{}", session.member);
-    let mut config = client::consumer(&cluster.settings, &name, sub.lease, &native);
+    let mut config = client::consumer(&cluster.settings, &name, sub.lease, false, &native);
     config.remove("group.instance.id");
     let ctx = Ctx::default();
     ctx.close();
@@ -78,12 +79,17 @@ fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
                 None => break,
                 Some(Ok(record)) => {
                     wait = Duration::ZERO;
+                    let mut special = Special::default();
+                    let message = wire::read(&record, |name, value| special.take(name, value));
+                    if special.only.is_some() {
+                        // Redriven to a group.
+                        continue;
+                    }
                     let number = record.partition();
                     let offset = u64::try_from(record.offset()).unwrap_or_default();
                     let (_, batch) = lanes.entry(number).or_insert_with(|| {
                         (session.open_lane(u32::try_from(number).ok(), session.generation), Vec::new())
                     });
-                    let message = wire::read(&record, |_, _| false);
                     batch.push(Incoming::new(Token(offset, 0), Position::offset(offset), message));
                 }
                 Some(Err(error)) => match gone(consumer, &error) {

@@ -142,6 +142,10 @@ pub(crate) fn base(settings: &Settings) -> ClientConfig {
             ("client.id", "anymq"),
             // Half-open connections are noticed by the kernel too.
             ("socket.keepalive.enable", "true"),
+            // A request that is not answered within this ends its connection: that is how one whose peer is gone without a
+            // word is noticed. Default 60 s, for which nothing would be fetched. No shorter, for a megabyte has to pass in
+            // that time on a slow line too (100 kB/s), and a broker that collects garbage is not gone.
+            ("socket.timeout.ms", "10000"),
             // A topic made by another program is seen within this time. Default 5 min.
             ("topic.metadata.refresh.interval.ms", "5000"),
             // Back within 2 s after the broker is. Default 10 s.
@@ -190,11 +194,20 @@ fn is_producers(name: &str) -> bool {
         || name.starts_with("linger.")
         || name.starts_with("batch.")
         || name.starts_with("sticky.")
-        || matches!(name, "retries" | "message.send.max.retries" | "retry.backoff.ms" | "max.in.flight")
+        || matches!(
+            name,
+            "retries" | "message.send.max.retries" | "retry.backoff.ms" | "max.in.flight" | "request.timeout.ms"
+        )
 }
 
 /// A consumer: of a group, or of one of its own for broadcast and looking.
-pub(crate) fn consumer(settings: &Settings, group: &str, lease: Duration, native: &[(String, String)]) -> ClientConfig {
+pub(crate) fn consumer(
+    settings: &Settings,
+    group: &str,
+    lease: Duration,
+    keyed: bool,
+    native: &[(String, String)],
+) -> ClientConfig {
     let mut config = base(settings);
     config.set("group.id", group);
     set_all(
@@ -205,6 +218,9 @@ pub(crate) fn consumer(settings: &Settings, group: &str, lease: Duration, native
             ("enable.auto.offset.store", "false"),
             // The start of the subscription is resolved once and committed; this is for partitions added later.
             ("auto.offset.reset", "earliest"),
+            // All that one answer brings: with the time-out above, half a megabyte a second is a line that works. Default
+            // 50 MB. A larger message comes all the same.
+            ("fetch.max.bytes", "4194304"),
             // A full queue is looked at again after this. Default 1000 ms, which stalls the consumer for a second.
             ("fetch.queue.backoff.ms", "20"),
             // What librdkafka holds beside our own bound, per partition; its default of 64 MB is per partition too.
@@ -222,8 +238,10 @@ pub(crate) fn consumer(settings: &Settings, group: &str, lease: Duration, native
         config.set("session.timeout.ms", session.as_millis().to_string());
         config.set("heartbeat.interval.ms", heartbeat(session).as_millis().to_string());
         config.set("partition.assignment.strategy", "cooperative-sticky");
-        // The driver polls by itself, so this bounds only how long a partition may take to move.
-        config.set("max.poll.interval.ms", session.max(MOVE_LIMIT).as_millis().to_string());
+        // The driver polls by itself, so this bounds only how long a partition may take to move, and how long a member hangs
+        // whose line dies while it joins: the one request that has this time limit instead of the socket's.
+        let limit = if keyed { KEYED_MOVE } else { MOVE };
+        config.set("max.poll.interval.ms", session.max(limit).as_millis().to_string());
     }
     let set = settings.native.iter().filter(|(name, _)| is_consumers(name));
     for (name, value) in set.chain(native.iter().map(|(n, v)| (n, v))) {
@@ -232,13 +250,16 @@ pub(crate) fn consumer(settings: &Settings, group: &str, lease: Duration, native
     config
 }
 
-/// Longest time that a partition may take to move, librdkafka's default for `max.poll.interval.ms`.
-pub(crate) const MOVE_LIMIT: Duration = Duration::from_secs(300);
+/// Longest time that a partition may take to move: what is in hand may hold it back for 10 s, and requests take theirs.
+const MOVE: Duration = Duration::from_secs(60);
+/// Under `PerKey`, where what is in hand has to be handled first: librdkafka's default.
+pub(crate) const KEYED_MOVE: Duration = Duration::from_secs(300);
 
 /// The session of a lease: a member that is silent this long is dead.
 pub(crate) fn session(settings: &Settings, lease: Duration) -> Duration {
     // Half an hour is the brokers' default maximum.
-    lease.clamp(settings.min_session, Duration::from_secs(1800).max(settings.min_session))
+    let shortest = settings.shortest_session();
+    lease.clamp(shortest, Duration::from_secs(1800).max(shortest))
 }
 
 /// Heartbeats: a rebalance is noticed within one, so never more than librdkafka's default of 3 s.
@@ -258,6 +279,8 @@ pub(crate) fn producer(
         &mut config,
         &[
             ("acks", "all"),
+            // The leader gives up on its followers before we do on the leader; then it is tried again. Default 30 s.
+            ("request.timeout.ms", "8000"),
             // As the Java client and most others do; librdkafka's default is CRC32.
             ("partitioner", "murmur2_random"),
             // Batches form while requests fly; waiting for more makes an awaited send twenty times slower.

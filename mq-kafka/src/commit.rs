@@ -2,8 +2,8 @@
 //! its own, so it must never run where partitions are polled, nor on a runtime.
 
 use crate::client::Ctx;
-use crate::ffi::{self, Entry};
-use crate::topology::{Cluster, REQUEST};
+use crate::ffi::{self, Entry, TopicId};
+use crate::topology::Cluster;
 use crate::{fault, letters};
 use mq_api::{Error, ErrorKind, Result};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
@@ -12,6 +12,9 @@ use rdkafka::{Offset, TopicPartitionList};
 use std::sync::{Arc, mpsc};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
+
+/// A look at the cluster is answered within this, or made again: a close waits for the one under way.
+const REQUEST: Duration = Duration::from_secs(2);
 
 /// What is committed of one partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,14 +31,16 @@ pub(crate) struct Place {
     pub(crate) partition: i32,
     /// Its end is looked up too: something of it was seen before.
     pub(crate) seen: bool,
+    /// The lowest offset that is not known to be settled, should the group know nothing.
+    pub(crate) resume: Option<u64>,
 }
 
 pub(crate) enum Job {
     /// Offsets and metadata of these partitions.
     Load(Vec<Place>),
     Commit(Vec<Mark>),
-    /// Whether a topic exists.
-    Look(Arc<str>),
+    /// Whether a topic exists, and is the one of this id.
+    Look(Arc<str>, Option<TopicId>),
     /// The first offset that a partition still has.
     Low {
         topic: Arc<str>,
@@ -56,6 +61,8 @@ pub(crate) struct Loaded {
     pub(crate) entry: Entry,
     /// Of a dead-letter topic: stretches of letters that were redriven or discarded.
     pub(crate) removed: Option<Vec<(u64, u64)>>,
+    /// The group had nothing committed of it.
+    pub(crate) fresh: bool,
     /// Where it ends, if that was asked for.
     pub(crate) high: Option<u64>,
 }
@@ -122,7 +129,7 @@ fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job) 
     match job {
         Job::Load(partitions) => Done::Loaded(load(consumer, letters, &partitions)),
         Job::Commit(marks) => Done::Committed(commit(consumer, &marks)),
-        Job::Look(topic) => Done::Looked(look(consumer, &topic)),
+        Job::Look(topic, id) => Done::Looked(look(consumer, &topic, id)),
         Job::Low { topic, partition, expected } => {
             let low = consumer.fetch_watermarks(&topic, partition, REQUEST).ok();
             Done::Low { partition, expected, low: low.and_then(|(low, _)| u64::try_from(low).ok()) }
@@ -138,33 +145,37 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
     let doing = "reading where the group is";
     let found = consumer.committed_offsets(list, REQUEST).map_err(|e| fault::error(doing, e))?;
     let mut found = ffi::entries(&found);
+    let fresh: Vec<bool> = found.iter().map(|e| e.offset < 0).collect();
+    let place = |e: &Entry| places.iter().find(|p| p.partition == e.partition && p.topic == e.topic);
     for entry in &mut found {
         if let Some(code) = entry.error {
             return Err(fault::coded(doing, code));
         }
         if entry.offset < 0 {
-            // Added to the topic later, or its offset expired: from its first message on.
+            // Added to the topic later, or the group was lost: from what is not known to be settled, else from its first
+            // message on.
             let marks = consumer.fetch_watermarks(&entry.topic, entry.partition, REQUEST);
-            entry.offset = marks.map_err(|e| fault::error(doing, e))?.0.max(0);
+            let (low, high) = marks.map_err(|e| fault::error(doing, e))?;
+            let resume = place(entry).and_then(|p| p.resume).and_then(|at| i64::try_from(at).ok());
+            entry.offset = resume.unwrap_or(low).min(high).max(low).max(0);
         }
     }
     let mut loaded = Vec::with_capacity(found.len());
-    for entry in found {
+    for (entry, fresh) in found.into_iter().zip(fresh) {
         let removed = match letters {
             Some(cluster) if entry.topic.ends_with("..dlq") => {
                 Some(letters::removed(cluster, &entry.topic, entry.partition)?)
             }
             _ => None,
         };
-        let seen = places.iter().any(|p| p.seen && p.partition == entry.partition && p.topic == entry.topic);
-        let high = match seen {
+        let high = match place(&entry).is_some_and(|p| p.seen) {
             true => {
                 let marks = consumer.fetch_watermarks(&entry.topic, entry.partition, REQUEST);
                 u64::try_from(marks.map_err(|e| fault::error(doing, e))?.1).ok()
             }
             false => None,
         };
-        loaded.push(Loaded { entry, removed, high });
+        loaded.push(Loaded { entry, removed, fresh, high });
     }
     Ok(loaded)
 }
@@ -191,14 +202,19 @@ fn commit(consumer: &BaseConsumer<Ctx>, marks: &[Mark]) -> Result<(), Code> {
     }
 }
 
-fn look(consumer: &BaseConsumer<Ctx>, topic: &str) -> Result<bool> {
-    let found = consumer.fetch_metadata(Some(topic), Duration::from_secs(2));
-    let found = found.map_err(|e| fault::error(format_args!("looking up topic '{topic}'"), e))?;
-    Ok(found.topics().iter().any(|t| {
+fn look(consumer: &BaseConsumer<Ctx>, topic: &str, id: Option<TopicId>) -> Result<bool> {
+    let limit = Duration::from_secs(2);
+    let doing = || format!("looking up topic '{topic}'");
+    let found = consumer.fetch_metadata(Some(topic), limit).map_err(|e| fault::error(doing(), e))?;
+    let there = found.topics().iter().any(|t| {
         let unknown = matches!(
             t.error().map(Code::from),
             Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition)
         );
         t.name() == topic && !unknown
-    }))
+    });
+    if !there || id.is_none() {
+        return Ok(there);
+    }
+    Ok(ffi::topic_id(consumer.client(), topic, limit).map_err(|code| fault::coded(doing(), code))? == id)
 }

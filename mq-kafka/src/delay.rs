@@ -14,6 +14,9 @@ pub(crate) const ATTEMPT: &str = "mq-attempt";
 /// The time stamp of the message, while the record has that of its copying (retention goes by it).
 pub(crate) const STAMP: &str = "mq-timestamp";
 
+/// Of a message in the topic itself: the group that it was redriven to. Others pass it by.
+pub(crate) const ONLY: &str = "mq-redriven-to";
+
 /// Ends of the classes, and their names.
 const CLASSES: [(Duration, &str); 5] = [
     (Duration::from_secs(66), "retry"),
@@ -53,12 +56,13 @@ pub(crate) fn retry_group(topic: &Topic, group: &Group) -> String {
     format!("{topic}..{group}..retry")
 }
 
-/// Headers of a message on its way through a retry topic.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Headers of a message that comes again: by a retry topic, or redriven.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Special {
     pub(crate) due: Option<u64>,
     pub(crate) attempt: Option<u32>,
     pub(crate) stamp: Option<u64>,
+    pub(crate) only: Option<Box<str>>,
 }
 
 impl Special {
@@ -69,6 +73,7 @@ impl Special {
             DUE => self.due = number(),
             ATTEMPT => self.attempt = number().and_then(|n| u32::try_from(n).ok()),
             STAMP => self.stamp = number(),
+            ONLY => self.only = std::str::from_utf8(value).ok().map(Into::into),
             _ => return false,
         }
         true

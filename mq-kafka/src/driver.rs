@@ -5,10 +5,12 @@ use crate::delay::{PARK, RetryTopics, retry_group};
 use crate::group::{self, group_id};
 use crate::member::{Member, Role};
 use crate::thread::Driver as Thread;
-use crate::topology::{Cluster, Wanted};
+use crate::topology::{Cluster, Reading, Wanted};
 use crate::url::{Settings, native_options};
 use crate::{broadcast, fault, send, start};
-use mq_api::{Capabilities, Durability, Error, ErrorKind, Mode, Result};
+use mq_api::{
+    Capabilities, Durability, Error, ErrorKind, Event, Gap, GapCause, Mode, Ordering, Result, Start,
+};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -16,8 +18,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// A new member waits this long for its first assignment; later ones come in their own time.
-const JOIN: Duration = Duration::from_secs(5);
+/// A new member waits this long for its first assignment; one that others have still something in hand of comes in its own time.
+const JOIN: Duration = Duration::from_secs(2);
 /// Messages of consumers' topics are at most this large unless the producer says otherwise.
 const MAX_MESSAGE: usize = 1_000_000;
 
@@ -31,7 +33,7 @@ pub(crate) struct Kafka {
 pub(crate) fn capabilities(settings: &Settings, level: Durability) -> Capabilities {
     let mut all = Capabilities::kafka();
     (all.send_level, all.settle_level) = (level, level);
-    all.takeover = Capabilities::kafka_takeover(settings.min_session);
+    all.takeover = Capabilities::kafka_takeover(settings.shortest_session());
     all
 }
 
@@ -66,11 +68,19 @@ impl Driver for Kafka {
         let (mut ended, driver) = spawn("anymq-kafka", move || {
             main.wake.set(std::thread::current()).ok();
             let topic = session.subscription.topic.shared_name();
-            let mut members = vec![Member::new(Role::Main, cluster.clone(), topic, main.consumer, session.clone())?];
+            let mut members =
+                vec![Member::new(Role::Main, cluster.clone(), topic, main.reading, main.consumer, session.clone())?];
             if let Some(retries) = retries {
                 retries.wake.set(std::thread::current()).ok();
                 let topic = retries.topic.into();
-                members.push(Member::new(Role::Retries, cluster, topic, retries.consumer, session.clone())?);
+                members.push(Member::new(
+                    Role::Retries,
+                    cluster,
+                    topic,
+                    retries.reading,
+                    retries.consumer,
+                    session.clone(),
+                )?);
             }
             Ok(Thread::new(session, members, joined).run())
         })?;
@@ -127,6 +137,7 @@ pub(crate) fn spawn(
 struct Joining {
     topic: String,
     consumer: Arc<BaseConsumer<Ctx>>,
+    reading: Reading,
     wake: Arc<OnceLock<std::thread::Thread>>,
 }
 
@@ -151,10 +162,26 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
         Some(n) if *n > 0 => *n,
         _ => group::existing(cluster, topic)?,
     };
-    let main = consumer(cluster, session, &group_id(&sub.topic, group), &native)?;
-    start::begin(&main.consumer, topic, partitions, sub.start)?;
+    let id = group_id(&sub.topic, group);
+    let (reading, other) = cluster.reads(&session.member, &id, topic)?;
+    if other {
+        session.events.push(Event::Gap(Gap {
+            topic: sub.topic.clone(),
+            partition: None,
+            from: None,
+            to: None,
+            count: None,
+            cause: GapCause::Deleted,
+        }));
+    }
+    let main = consumer(cluster, session, &id, &native)?;
+    // A member that has read of the group knows better than its subscription where it was: it was lost meanwhile.
+    let known = session.generation > 1;
+    let first = if known { Start::Oldest } else { sub.start };
+    let left = |partition| cluster.left_at(&session.member, &id, topic, partition);
+    start::begin(&main.consumer, topic, partitions, first, sub.provisioning, left)?;
     subscribe(&main, &[topic])?;
-    let main = Joining { topic: topic.to_owned(), ..main };
+    let main = Joining { topic: topic.to_owned(), reading, ..main };
     if !with_retries {
         return Ok((main, None));
     }
@@ -165,7 +192,9 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
 }
 
 fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String, String)]) -> Result<Joining> {
-    let mut config = client::consumer(&cluster.settings, group, session.subscription.lease, native);
+    let sub = &session.subscription;
+    let keyed = sub.ordering == Ordering::PerKey;
+    let mut config = client::consumer(&cluster.settings, group, sub.lease, keyed, native);
     // Listings of members show it.
     config.set("client.id", format!("anymq-{}", session.member));
     let made = config.create_with_context(Ctx::default());
@@ -177,9 +206,42 @@ fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String
             thread.unpark();
         }
     });
-    Ok(Joining { topic: String::new(), consumer: Arc::new(made), wake })
+    Ok(Joining { topic: String::new(), reading: Reading::default(), consumer: Arc::new(made), wake })
 }
 
 fn subscribe(joining: &Joining, topics: &[&str]) -> Result<()> {
     joining.consumer.subscribe(topics).map_err(|e| fault::error("joining the group", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::capabilities;
+    use crate::url::Settings;
+    use mq_api::{Durability, Feature, Support};
+    use std::fmt::Write as _;
+
+    /// The table of the crate's documentation.
+    fn table() -> String {
+        let all = capabilities(&Settings::parse("kafka://h").unwrap(), Durability::Disk);
+        let mut text = "| feature | Kafka |\n|---|---|\n".to_owned();
+        for feature in Feature::ALL.iter().copied() {
+            let word = match all.support(feature) {
+                Support::Native => "yes".to_owned(),
+                Support::Emulated(how) => format!("emulated: {how}"),
+                Support::Unsupported(why) => format!("no: {why}"),
+            };
+            writeln!(text, "| {feature} | {word} |").unwrap();
+        }
+        text
+    }
+
+    /// `WRITE=1 cargo test -p mq-kafka --lib` makes it again.
+    #[test]
+    fn the_documented_capabilities_are_the_stated_ones() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/capabilities.md");
+        if std::env::var_os("WRITE").is_some() {
+            std::fs::write(path, table()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), table());
+    }
 }

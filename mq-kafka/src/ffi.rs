@@ -8,7 +8,7 @@ use rdkafka::client::Client;
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::BorrowedMessage;
 use rdkafka::{ClientContext, TopicPartitionList};
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,5 +172,77 @@ pub(crate) fn group_generation<C: ClientContext>(client: &Client<C>) -> u64 {
         let generation = sys::rd_kafka_consumer_group_metadata_generation_id(metadata);
         sys::rd_kafka_consumer_group_metadata_destroy(metadata);
         u64::try_from(generation).unwrap_or(0)
+    }
+}
+
+/// What tells a topic from one of the same name before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TopicId(i64, i64);
+
+/// The id of a topic; `None` if there is no such topic, or the brokers (before 2.8) have no ids. Blocks for at most `timeout`.
+pub(crate) fn topic_id<C: ClientContext>(
+    client: &Client<C>,
+    topic: &str,
+    timeout: Duration,
+) -> Result<Option<TopicId>, RDKafkaErrorCode> {
+    let Ok(name) = CString::new(topic) else { return Ok(None) };
+    let ms = timeout.as_millis().min(60_000) as i32;
+    let timed_out = sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__TIMED_OUT;
+    // SAFETY: the client is alive; the options, the collection and the queue are ours until they are destroyed below, and
+    // librdkafka copies what the request needs of them. The result belongs to the event, which is destroyed last.
+    unsafe {
+        let rk = client.native_ptr();
+        let queue = sys::rd_kafka_queue_new(rk);
+        let options = sys::rd_kafka_AdminOptions_new(rk, sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
+        sys::rd_kafka_AdminOptions_set_request_timeout(options, ms, ptr::null_mut(), 0);
+        let mut names = [name.as_ptr()];
+        let topics = sys::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), 1);
+        sys::rd_kafka_DescribeTopics(rk, topics, options, queue);
+        let event = sys::rd_kafka_queue_poll(queue, ms.saturating_add(1_000));
+        let found = match event.is_null() {
+            true => Err(timed_out.into()),
+            false => read_id(event),
+        };
+        if !event.is_null() {
+            sys::rd_kafka_event_destroy(event);
+        }
+        sys::rd_kafka_TopicCollection_destroy(topics);
+        sys::rd_kafka_AdminOptions_destroy(options);
+        sys::rd_kafka_queue_destroy(queue);
+        found
+    }
+}
+
+/// # Safety
+/// An event that is alive.
+unsafe fn read_id(event: *mut sys::rd_kafka_event_t) -> Result<Option<TopicId>, RDKafkaErrorCode> {
+    use sys::rd_kafka_resp_err_t as E;
+    // SAFETY: by the caller; what is read belongs to the event, and each pointer is looked at before it is used.
+    unsafe {
+        let failed = sys::rd_kafka_event_error(event);
+        if failed != E::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return Err(failed.into());
+        }
+        let result = sys::rd_kafka_event_DescribeTopics_result(event);
+        let mut n = 0;
+        let found = match result.is_null() {
+            true => ptr::null_mut(),
+            false => sys::rd_kafka_DescribeTopics_result_topics(result, &mut n),
+        };
+        if n == 0 || found.is_null() || (*found).is_null() {
+            return Ok(None);
+        }
+        let error = sys::rd_kafka_TopicDescription_error(*found);
+        match if error.is_null() { E::RD_KAFKA_RESP_ERR_NO_ERROR } else { sys::rd_kafka_error_code(error) } {
+            E::RD_KAFKA_RESP_ERR_NO_ERROR => {}
+            E::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART | E::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC => return Ok(None),
+            code => return Err(code.into()),
+        }
+        let id = sys::rd_kafka_TopicDescription_topic_id(*found);
+        if id.is_null() {
+            return Ok(None);
+        }
+        let id = TopicId(sys::rd_kafka_Uuid_most_significant_bits(id), sys::rd_kafka_Uuid_least_significant_bits(id));
+        Ok((id != TopicId(0, 0)).then_some(id))
     }
 }

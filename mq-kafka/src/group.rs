@@ -3,7 +3,7 @@
 use crate::client::{self, Ctx};
 use crate::topology::Cluster;
 use crate::{fault, start};
-use mq_api::{Error, ErrorKind, Group, Result, Start, Topic};
+use mq_api::{Error, ErrorKind, Group, Provisioning, Result, Start, Topic};
 use rdkafka::consumer::BaseConsumer;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(crate) fn visitor(cluster: &Cluster, group: &str, native: &[(String, String)
     // Its drop serves the final revocation: there is none, and nobody drives it.
     ctx.close();
     let native: Vec<_> = native.iter().filter(|(name, _)| name.starts_with("socket.")).cloned().collect();
-    let mut config = client::consumer(&cluster.settings, group, Duration::from_secs(45), &native);
+    let mut config = client::consumer(&cluster.settings, group, Duration::from_secs(45), false, &native);
     config.remove("group.instance.id");
     config.create_with_context(ctx).map_err(|e| fault::error("making a client for the group", e))
 }
@@ -24,10 +24,11 @@ pub(crate) fn begin(
     topic: &str,
     group: &str,
     start: Start,
+    how: Provisioning,
     native: &[(String, String)],
 ) -> Result<()> {
     let partitions = existing(cluster, topic)?;
-    start::begin(&visitor(cluster, group, native)?, topic, partitions, start)
+    start::begin(&visitor(cluster, group, native)?, topic, partitions, start, how, |_| None)
 }
 
 /// The partitions of a topic that has to exist.

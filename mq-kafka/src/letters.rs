@@ -4,7 +4,7 @@
 use crate::admin::{commit, known, watermarks};
 use crate::client::{self, Ctx};
 use crate::commit::Mark;
-use crate::delay::{ATTEMPT, RetryTopics, STAMP, Special};
+use crate::delay::{ATTEMPT, ONLY, RetryTopics, STAMP, Special};
 use crate::group;
 use crate::record::{Record, SPAN};
 use crate::topology::{Cluster, REQUEST, Wanted, options};
@@ -189,26 +189,51 @@ pub(crate) struct Store {
     cluster: Arc<Cluster>,
     topic: Topic,
     group: Group,
-    producer: tokio::sync::OnceCell<FutureProducer<Ctx>>,
+    way: tokio::sync::OnceCell<Way>,
+}
+
+/// How letters go back to their group.
+struct Way {
+    producer: FutureProducer<Ctx>,
+    topic: String,
+    /// By the topic itself, marked for the group.
+    marked: bool,
 }
 
 impl Store {
     pub(crate) fn new(cluster: Arc<Cluster>, topic: &Topic, group: &Group) -> Self {
-        Self { cluster, topic: topic.clone(), group: group.clone(), producer: tokio::sync::OnceCell::new() }
+        Self { cluster, topic: topic.clone(), group: group.clone(), way: tokio::sync::OnceCell::new() }
     }
 
-    async fn producer(&self) -> Result<&FutureProducer<Ctx>> {
-        let name = RetryTopics::new(&self.topic, &self.group).first().to_owned();
-        self.producer
-            .get_or_try_init(|| {
-                self.cluster.blocking(move |c| {
-                    c.provision(&[Wanted::retries(name)], Provisioning::Create)?;
-                    let config = client::producer(&c.settings, 1_000_000, Duration::from_secs(30), &[]);
-                    config.create_with_context(Ctx::default()).map_err(|e| fault::error("making a producer", e))
-                })
-            })
-            .await
+    /// A group that keeps the order of keys gets its letters by the topic itself: there each joins the line of its key, behind
+    /// what was sent meanwhile. Other groups pass them by; a foreign topic is not written to for that. All other groups get
+    /// them by their first retry topic.
+    async fn way(&self) -> Result<&Way> {
+        let (topic, group) = (self.topic.clone(), self.group.clone());
+        let open = move |c: &Cluster| {
+            let marked = !topic.is_native() && is_keyed(c, &topic, &group)?;
+            let config = client::producer(&c.settings, 1_000_000, Duration::from_secs(30), &[]);
+            let producer =
+                config.create_with_context(Ctx::default()).map_err(|e| fault::error("making a producer", e))?;
+            let name = match marked {
+                true => topic.as_str().to_owned(),
+                false => RetryTopics::new(&topic, &group).first().to_owned(),
+            };
+            if !marked {
+                c.provision(&[Wanted::retries(name.clone())], Provisioning::Create)?;
+            }
+            Ok(Way { producer, topic: name, marked })
+        };
+        self.way.get_or_try_init(|| self.cluster.blocking(open)).await
     }
+}
+
+/// Whether the members of a group keep the order of keys, by what they commit. Blocks.
+fn is_keyed(cluster: &Cluster, topic: &Topic, group: &Group) -> Result<bool> {
+    let Some(partitions) = cluster.partitions(topic.as_str())? else { return Ok(false) };
+    let visitor = group::visitor(cluster, &group::group_id(topic, group), &[])?;
+    let committed = start::committed(&visitor, topic.as_str(), partitions)?;
+    Ok(committed.iter().any(|entry| known(entry).1.keyed))
 }
 
 impl DeadLetterStore for Store {
@@ -224,14 +249,17 @@ impl DeadLetterStore for Store {
 
     async fn give_back(&self, letter: &DeadLetter) -> Result<()> {
         let message = redrive::back(letter);
-        let topic = RetryTopics::new(&self.topic, &self.group).first().to_owned();
+        let way = self.way().await?;
         let stamp = message.timestamp.map_or(0, wire::millis).to_string();
-        let extra = [(ATTEMPT, b"1".as_slice()), (STAMP, stamp.as_bytes())];
+        let mut extra = vec![(ATTEMPT, b"1".as_slice()), (STAMP, stamp.as_bytes())];
+        if way.marked {
+            extra.push((ONLY, self.group.as_str().as_bytes()));
+        }
         let mut record: FutureRecord<'_, [u8], [u8]> =
-            FutureRecord::to(&topic).headers(wire::headers(&message, &extra));
+            FutureRecord::to(&way.topic).headers(wire::headers(&message, &extra));
         record.key = message.key.as_deref();
         record.payload = message.payload.as_deref();
-        let sent = self.producer().await?.send(record, Timeout::After(Duration::from_secs(30))).await;
+        let sent = way.producer.send(record, Timeout::After(Duration::from_secs(30))).await;
         sent.map(drop).map_err(|(e, _)| fault::error("redriving", e))
     }
 

@@ -10,14 +10,14 @@
 //! | `connect_timeout` | how long a broker that is down is waited for; default 30 s |
 //! | `partitions` | of topics that have to be made; default 12, because adding some later moves keys |
 //! | `replication` | copies of topics that have to be made; default -1, the cluster's own |
-//! | `min_session` | shortest session that the brokers allow; default 6 s, as theirs |
+//! | `min_session` | shortest session that the brokers allow, a lower bound of leases; default: asked of them, at least 2 s; 6 s if they do not tell |
 //! | `sasl` | `plain` (default with a user), `scram-sha-256`, `scram-sha-512`, `oauthbearer` |
 //! | `ca`, `cert`, `key`, `key_password` | files for TLS |
 //! | `client_id`, `rack`, `instance_id`, `group_protocol`, `compression`, `address_family` | as librdkafka knows them |
 //! | `librdkafka.<property>` | passed through; those that would break the contract are refused by name |
 //!
 //! SCRAM, OAUTHBEARER and TLS need the feature `tls` or `tls-vendored`. All three are untried, and so are `zstd`, `gssapi`,
-//! `instance_id` and `group_protocol=consumer`: no test runs them.
+//! `rack`, `instance_id` and `group_protocol=consumer`: no test has been seen to pass with them.
 //!
 //! # Mapping
 //!
@@ -36,7 +36,7 @@
 //! # Ordering
 //!
 //! A partition has one owner, a key one partition (murmur2, as the Java client). Under `PerKey` one message of a key is out at
-//! a time and retries keep their place. The epoch of a delivery is the generation of the group.
+//! a time, retries keep their place and what is redriven queues up behind. The epoch of a delivery is the generation of the group.
 //!
 //! # Redelivery
 //!
@@ -46,8 +46,12 @@
 //!
 //! # Reconnect
 //!
-//! librdkafka reconnects; health says `Reconnecting` meanwhile. What it calls fatal, and a topic that is gone, ends the
-//! session, which is made anew. Messages are handed to librdkafka only while a broker can be reached.
+//! librdkafka reconnects, within a second of the broker's return; health says `Reconnecting` meanwhile. A line whose peer is gone
+//! without a word is noticed when a request was not answered for 10 s (`librdkafka.socket.timeout.ms`; lines slower than 100 kB/s
+//! want more), by a member that is just joining its group after 60 s, under `PerKey` 300 s. What librdkafka calls fatal, and a
+//! topic that is gone, ends the session, which is made anew. A topic that was made again under its name is told from the one
+//! before by its id and reported as one gap; a group that was lost goes on at the lowest offset that its member does not know to
+//! be settled. Messages are handed to librdkafka only while a broker can be reached.
 //!
 //! # Native access
 //!
@@ -56,12 +60,16 @@
 //!
 //! # Limits
 //!
+#![doc = include_str!("capabilities.md")]
+//!
 //! * A group that has members cannot be deleted or moved.
 //! * Retention by number of messages, or of what is unhandled only, is refused: a topic keeps by age.
 //! * While a partition that moves is waited for (a delivery in hand), others of the same revocation wait too: at most 10 s,
 //!   under `PerKey` 200 s.
 //! * A broadcast does not see partitions that are added while it runs.
-//! * Redriven messages come by the retry topic: under `PerKey` beside later messages of their key.
+//! * What is redriven to a group that keeps the order of keys is written to the topic itself, with the name of the group:
+//!   other groups and broadcasts of this library pass it by, programs without it see it. On native topics it comes by the retry
+//!   topic, beside later messages of its key.
 //! * `Admin::pending` lists deliveries of this connection only, and backlog counts are upper bounds.
 //! * Brokers do not tell their version; `Capabilities::server` names the cluster's id.
 

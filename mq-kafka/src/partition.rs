@@ -27,15 +27,28 @@ struct Fetched {
     special: Special,
 }
 
+/// What a partition has to know of the group that reads it.
+#[derive(Clone)]
+pub(crate) struct Owner {
+    pub(crate) group: Arc<str>,
+    /// Keys are in order.
+    pub(crate) keyed: bool,
+    /// Not for at-most-once: everything is committed before it is handed out.
+    pub(crate) tracked: bool,
+}
+
 /// See the module.
 pub(crate) struct Partition {
     pub(crate) topic: Arc<str>,
     pub(crate) number: i32,
+    pub(crate) owner: Owner,
     pub(crate) lane: Arc<Lane>,
     watched: Arc<Watched>,
     pub(crate) queue: PartitionQueue<Ctx>,
     /// What earlier owners knew.
     known: Record,
+    /// Where it began.
+    start: u64,
     /// One beyond the last offset that was pushed or is known to be settled.
     pub(crate) next: u64,
     first: bool,
@@ -87,15 +100,18 @@ impl Partition {
         queue: PartitionQueue<Ctx>,
         start: u64,
         known: Record,
-        tracked: bool,
+        owner: Owner,
     ) -> Self {
+        let tracked = owner.tracked;
         Self {
             topic,
             number,
+            owner,
             lane: watched.lane.clone(),
             watched,
             queue,
             known,
+            start,
             next: start,
             first: true,
             held: None,
@@ -170,6 +186,13 @@ impl Partition {
                 self.next = offset + 1;
                 continue;
             }
+            if fetched.special.only.as_deref().is_some_and(|group| *group != *self.owner.group) {
+                // Redriven to another group. So rare that a commit for it costs nothing, and the backlog stays right.
+                self.next = offset + 1;
+                self.dirty = true;
+                self.wanted = true;
+                continue;
+            }
             if !self.fits_span(offset) {
                 self.held = Some(fetched);
                 break;
@@ -230,7 +253,7 @@ impl Partition {
     /// What to commit now. `last`: this ownership ends in good order, so that it does not count as taken.
     pub(crate) fn snapshot(&mut self, last: bool) -> Snapshot {
         let mut base = None;
-        let mut record = Record::default();
+        let mut record = Record { keyed: self.owner.keyed, ..Record::default() };
         let mut done: Vec<(u64, u64)> = Vec::new();
         self.lane.visit(|slot| {
             let offset = slot.token.0;
@@ -282,6 +305,11 @@ impl Partition {
         Snapshot { lane: self.lane.id(), mark, horizon, trials }
     }
 
+    /// Everything below was settled, and confirmed.
+    pub(crate) fn confirmed(&self) -> u64 {
+        self.committed.as_ref().map_or(self.start, |(offset, _)| *offset)
+    }
+
     /// Whether the broker has exactly this already.
     pub(crate) fn is_committed(&self, snapshot: &Snapshot) -> bool {
         self.committed
@@ -317,6 +345,7 @@ impl Partition {
         self.lane = watched.lane.clone();
         self.watched = watched;
         self.known = Record::default();
+        self.start = at;
         self.next = at;
         self.first = false;
         self.horizon = if self.tracked { 0 } else { u64::MAX };

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::OwnedHeaders;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer, PurgeConfig};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +55,7 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
                             spec.topic.as_str(),
                             &group::group_id(&spec.topic, g),
                             Start::Oldest,
+                            spec.provisioning,
                             &group_native,
                         )
                     })
@@ -79,7 +81,7 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         topic: spec.topic.as_str().to_owned(),
         max_message: spec.max_message,
         retry_for: spec.retry_for,
-        native: producers_only(native),
+        native,
         outbox: tx.outbox.clone(),
         relay,
         fatal: fatal.clone(),
@@ -92,11 +94,6 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         Purpose::Relay(_) => writer,
     };
     Ok(Box::pin(run(writer, tx, fatal)))
-}
-
-/// Options of a subscription are for its consumer; those of a producer are all its own.
-fn producers_only(native: Vec<(String, String)>) -> Vec<(String, String)> {
-    native
 }
 
 async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
@@ -172,8 +169,8 @@ struct Down {
 }
 
 /// A message as it goes out.
-struct Place {
-    topic: String,
+struct Place<'w> {
+    topic: Cow<'w, str>,
     headers: OwnedHeaders,
     stamp: i64,
 }
@@ -253,16 +250,18 @@ impl Writer {
     }
 
     /// Where a message goes, and as what.
-    async fn place(&self, outgoing: &Outgoing) -> Result<Place> {
+    async fn place(&self, outgoing: &Outgoing) -> Result<Place<'_>> {
         let message = &outgoing.message;
         let stamp = message.timestamp.map_or(0, wire::millis);
         let now = self.cluster.env.wall();
         match &outgoing.target {
-            Target::Topic => Ok(Place { topic: self.topic.clone(), headers: wire::headers(message, &[]), stamp }),
+            Target::Topic => {
+                Ok(Place { topic: self.topic.as_str().into(), headers: wire::headers(message, &[]), stamp })
+            }
             Target::Retry { after, attempt, .. } => {
                 let Some(relay) = &self.relay else { return Err(no_relay()) };
-                let topic = relay.retries.of(*after).to_owned();
-                self.ensure(relay, &topic).await?;
+                let topic = relay.retries.of(*after);
+                self.ensure(relay, topic).await?;
                 let due = wire::millis(now).saturating_add(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
                 let (due, attempt, stamp) = (due.to_string(), attempt.to_string(), stamp.to_string());
                 let extra = [
@@ -270,7 +269,7 @@ impl Writer {
                     (delay::ATTEMPT, attempt.as_bytes()),
                     (delay::STAMP, stamp.as_bytes()),
                 ];
-                Ok(Place { topic, headers: wire::headers(message, &extra), stamp: wire::millis(now) })
+                Ok(Place { topic: topic.into(), headers: wire::headers(message, &extra), stamp: wire::millis(now) })
             }
             Target::DeadLetter(envelope) => {
                 let topic = format!("{}..{}..dlq", envelope.topic, envelope.group);
@@ -282,7 +281,7 @@ impl Writer {
                 let letter = envelope.dead_letter(message);
                 let stamp = stamp.to_string();
                 let extra = [(delay::STAMP, stamp.as_bytes())];
-                Ok(Place { topic, headers: wire::headers(&letter, &extra), stamp: wire::millis(now) })
+                Ok(Place { topic: topic.into(), headers: wire::headers(&letter, &extra), stamp: wire::millis(now) })
             }
         }
     }
@@ -299,7 +298,7 @@ impl Writer {
         Ok(())
     }
 
-    async fn write(&mut self, outgoing: &Outgoing) -> Result<()> {
+    async fn write(&self, outgoing: &Outgoing) -> Result<()> {
         let place = self.place(outgoing).await?;
         let Some(open) = &self.open else { return Err(no_relay()) };
         let message = &outgoing.message;

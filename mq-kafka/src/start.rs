@@ -3,23 +3,57 @@
 
 use crate::client::Ctx;
 use crate::ffi;
-use crate::topology::{REQUEST, patient};
+use crate::topology::REQUEST;
 use crate::{fault, wire};
-use mq_api::{ErrorKind, ReplayFrom, Result, Start};
+use mq_api::ErrorKind as K;
+use mq_api::{Error, ErrorKind, Provisioning, ReplayFrom, Result, Start};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::{Offset, TopicPartitionList};
+use std::time::{Duration, Instant};
+
+/// Under `verify` a group has to be there; it is there when something is committed.
+pub(crate) fn no_group(topic: &str) -> Error {
+    let text = format!("a group of topic '{topic}' does not exist; create it, or use Provisioning::Create");
+    Error::new(ErrorKind::Topology, text)
+}
 
 /// Offsets of a committed list, by partition; below zero where nothing is committed.
 pub(crate) fn committed(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) -> Result<Vec<ffi::Entry>> {
-    patient(|| committed_once(consumer, topic, partitions))
+    let until = Instant::now() + REQUEST;
+    loop {
+        let error = match committed_once(consumer, topic, partitions) {
+            Err(error) if matches!(error.kind(), K::Timeout | K::Unavailable | K::Disconnected) => error,
+            done => return done,
+        };
+        // A group that is refused has no coordinator: the call just waits, and the refusal comes as an event.
+        match refusal(consumer, topic) {
+            Some(refusal) => return Err(refusal),
+            None if Instant::now() >= until => return Err(error),
+            None => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
 }
+
+fn refusal(consumer: &BaseConsumer<Ctx>, topic: &str) -> Option<Error> {
+    for _ in 0..64 {
+        let Err(error) = consumer.poll(Duration::ZERO)? else { continue };
+        let error = fault::error(format_args!("the group for '{topic}'"), error);
+        if matches!(error.kind(), K::Permission | K::Auth | K::Tls) {
+            return Some(error);
+        }
+    }
+    None
+}
+
+/// One look takes this long at most: then it is seen whether it was refused.
+const LOOK: Duration = Duration::from_secs(2);
 
 fn committed_once(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) -> Result<Vec<ffi::Entry>> {
     let mut list = TopicPartitionList::with_capacity(partitions as usize);
     list.add_partition_range(topic, 0, partitions as i32 - 1);
     let doing = || format!("reading the offsets of the group for '{topic}'");
-    let found = consumer.committed_offsets(list, REQUEST).map_err(|e| fault::error(doing(), e))?;
+    let found = consumer.committed_offsets(list, LOOK).map_err(|e| fault::error(doing(), e))?;
     let found = ffi::entries(&found);
     match found.iter().find_map(|e| e.error) {
         Some(code) => Err(fault::coded(doing(), code)),
@@ -65,18 +99,28 @@ pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32
 }
 
 /// Commits the start of a group that has none yet. An existing group goes on where it was; partitions that were added to its
-/// topic start at their first message. Blocks.
-pub(crate) fn begin(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32, start: Start) -> Result<()> {
+/// topic start at their first message. `left`: where a partition was left, by one who has read of it before. Blocks.
+pub(crate) fn begin(
+    consumer: &BaseConsumer<Ctx>,
+    topic: &str,
+    partitions: u32,
+    start: Start,
+    how: Provisioning,
+    left: impl Fn(i32) -> Option<u64>,
+) -> Result<()> {
     let known = committed(consumer, topic, partitions)?;
     if known.iter().all(|e| e.offset >= 0) {
         return Ok(());
+    }
+    if how == Provisioning::Verify && known.iter().all(|e| e.offset < 0) {
+        return Err(no_group(topic));
     }
     let start = if known.iter().any(|e| e.offset >= 0) { Start::Oldest } else { start };
     let offsets = resolve(consumer, topic, partitions, start)?;
     let mut list = TopicPartitionList::with_capacity(partitions as usize);
     for (entry, offset) in known.iter().zip(offsets) {
         if entry.offset < 0 {
-            let offset = Offset::Offset(offset as i64);
+            let offset = Offset::Offset(left(entry.partition).unwrap_or(offset) as i64);
             let added = list.add_partition_offset(topic, entry.partition, offset);
             added.map_err(|e| fault::error("committing where to start", e))?;
         }
@@ -91,7 +135,7 @@ pub(crate) fn begin(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32, 
             let error = fault::error(format_args!("committing where the group starts in '{topic}'"), e);
             Err(match error.kind() {
                 // The coordinator is being found or loaded: tried again.
-                ErrorKind::Other => mq_api::Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error),
+                ErrorKind::Other => Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error),
                 _ => error,
             })
         }

@@ -2,6 +2,7 @@
 
 use crate::client::{self, Ctx};
 use crate::fault;
+use crate::ffi::{self, TopicId};
 use crate::url::Settings;
 use mq_api::{Durability, Error, ErrorKind, Group, Provisioning, Result, Retention, Topic};
 use mq_core::{Env, Lane};
@@ -9,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode as Code;
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -87,6 +89,26 @@ pub(crate) struct Cluster {
     looker: RwLock<Option<Arc<BaseConsumer<Ctx>>>>,
     ctx: Ctx,
     watched: Mutex<Vec<Weak<Watched>>>,
+    /// What each member read last: by member, group and topic.
+    read: Mutex<HashMap<(Arc<str>, String, String), Past>>,
+    /// Whether brokers tell the ids of topics, once that is known.
+    tells_ids: Mutex<Option<bool>>,
+}
+
+/// The topic that a member reads, among those that have had its name.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Reading {
+    pub(crate) id: Option<TopicId>,
+    /// It is not the first: positions that are remembered may be of one before.
+    pub(crate) remade: bool,
+}
+
+/// What a member remembers of a topic, should the group be lost.
+#[derive(Debug, Default)]
+struct Past {
+    reading: Reading,
+    /// By partition: everything below was settled, and confirmed.
+    left: HashMap<i32, u64>,
 }
 
 /// A lane of a member of this connection, for those who ask what is in hand.
@@ -112,11 +134,71 @@ impl Cluster {
         all.iter().filter_map(Weak::upgrade).filter(ours).collect()
     }
 
+    /// Which topic of this name is there now, and whether it is another than this member read before. Blocks.
+    pub(crate) fn reads(&self, member: &Arc<str>, group: &str, topic: &str) -> Result<(Reading, bool)> {
+        let id = self.topic_id(topic)?;
+        let mut all = self.read.lock();
+        let past = all.entry((member.clone(), group.to_owned(), topic.to_owned())).or_default();
+        let other = past.reading.id.is_some() && id.is_some() && past.reading.id != id;
+        if other {
+            past.left.clear();
+        }
+        past.reading = Reading { id: id.or(past.reading.id), remade: past.reading.remade || other };
+        Ok((past.reading, other))
+    }
+
+    /// A member gives a partition up; everything below `offset` was settled, and confirmed.
+    pub(crate) fn leave_at(&self, member: &Arc<str>, group: &str, topic: &str, partition: i32, offset: u64) {
+        let mut all = self.read.lock();
+        let past = all.entry((member.clone(), group.to_owned(), topic.to_owned())).or_default();
+        past.left.insert(partition, offset);
+    }
+
+    /// Where this member left a partition.
+    pub(crate) fn left_at(&self, member: &Arc<str>, group: &str, topic: &str, partition: i32) -> Option<u64> {
+        let all = self.read.lock();
+        let past = all.get(&(member.clone(), group.to_owned(), topic.to_owned()))?;
+        past.left.get(&partition).copied()
+    }
+
+    /// The id of a topic. Brokers before 2.8 have none, and there are some (librdkafka's mock) that leave the question
+    /// unanswered: they are asked once. Offsets that went back tell as much, in most cases.
+    fn topic_id(&self, topic: &str) -> Result<Option<TopicId>> {
+        let answers = *self.tells_ids.lock();
+        let limit = match answers {
+            Some(true) => REQUEST,
+            Some(false) => return Ok(None),
+            None => Duration::from_secs(2),
+        };
+        match ffi::topic_id(self.looker()?.client(), topic, limit) {
+            Ok(id) => {
+                *self.tells_ids.lock() = Some(true);
+                Ok(id)
+            }
+            Err(Code::UnsupportedFeature | Code::UnsupportedVersion) => Ok(None),
+            Err(Code::OperationTimedOut) if answers.is_none() => {
+                // It is no outage: other questions are answered.
+                self.describe(topic)?;
+                *self.tells_ids.lock() = Some(false);
+                Ok(None)
+            }
+            Err(code) => Err(fault::coded(format_args!("looking up the id of topic '{topic}'"), code)),
+        }
+    }
+
     pub(crate) fn new(settings: Arc<Settings>, env: Env) -> Result<Self> {
         let ctx = Ctx::default();
         let looker: BaseConsumer<Ctx> =
             client::base(&settings).create_with_context(ctx.clone()).map_err(|e| fault::error("kafka", e))?;
-        Ok(Self { settings, env, looker: RwLock::new(Some(Arc::new(looker))), ctx, watched: Mutex::default() })
+        Ok(Self {
+            settings,
+            env,
+            looker: RwLock::new(Some(Arc::new(looker))),
+            ctx,
+            watched: Mutex::default(),
+            read: Mutex::default(),
+            tells_ids: Mutex::default(),
+        })
     }
 
     /// Runs what blocks on a thread for it, counted as a task.
@@ -300,15 +382,19 @@ impl Cluster {
         self.env.handle().block_on(request)
     }
 
-    /// The level of what is confirmed, as far as the cluster's defaults tell. Blocks.
+    /// The level of what is confirmed, as far as the cluster's defaults tell; and notes how short sessions may be. Blocks.
     pub(crate) fn level(&self) -> Durability {
         let Ok(looker) = self.looker() else { return Durability::Disk };
         let brokers = match looker.client().fetch_metadata(Some(PROBE), REQUEST) {
             Ok(found) => found.brokers().iter().map(|b| b.id()).collect::<Vec<_>>(),
             Err(_) => Vec::new(),
         };
-        // One broker: written to its log, which outlives the process.
-        let (Some(first), true) = (brokers.first(), brokers.len() > 1) else { return Durability::Disk };
+        let Some(first) = brokers.first() else { return Durability::Disk };
+        let alone = brokers.len() == 1;
+        if alone && self.settings.min_session.is_some() {
+            // Nothing to ask for. Written to one log, which outlives the process.
+            return Durability::Disk;
+        }
         let Ok(admin) = self.admin() else { return Durability::Disk };
         let asked = [ResourceSpecifier::Broker(*first)];
         let told = self.wait(admin.describe_configs(&asked, &options()));
@@ -316,7 +402,12 @@ impl Cluster {
             let config = told.as_ref().ok()?.first()?.as_ref().ok()?;
             config.get(name)?.value.as_ref()?.parse().ok()
         };
+        if let Some(ms) = number("group.min.session.timeout.ms").and_then(|ms| u64::try_from(ms).ok()) {
+            // Leases shorter than the brokers' default of 6 s are kept where they are allowed.
+            let _ = self.settings.told_session.set(Duration::from_millis(ms));
+        }
         let copies = match self.settings.replication {
+            _ if alone => 1,
             -1 => number("default.replication.factor").unwrap_or(1),
             n => i64::from(n),
         };

@@ -3,6 +3,7 @@
 use mq_api::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Prefix of parameters that are passed to librdkafka as they are.
@@ -22,8 +23,10 @@ pub(crate) struct Settings {
     pub(crate) partitions: u32,
     /// Copies of topics that have to be made; -1 = the cluster's default.
     pub(crate) replication: i32,
-    /// Shortest session that the cluster allows (`group.min.session.timeout.ms`).
-    pub(crate) min_session: Duration,
+    /// Shortest session that the cluster allows (`group.min.session.timeout.ms`), if the URL says so.
+    pub(crate) min_session: Option<Duration>,
+    /// The same, as the brokers told it.
+    pub(crate) told_session: OnceLock<Duration>,
     /// Properties of librdkafka made from the other parameters, and those passed through.
     pub(crate) native: BTreeMap<String, String>,
 }
@@ -161,8 +164,8 @@ impl Settings {
             partitions: 12,
             // The cluster's own default: it knows how many brokers it has.
             replication: -1,
-            // The brokers' own default.
-            min_session: Duration::from_secs(6),
+            min_session: None,
+            told_session: OnceLock::new(),
             native: BTreeMap::new(),
         };
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
@@ -185,7 +188,7 @@ impl Settings {
                 }
             }
             "replication" => self.replication = number(name, value)?,
-            "min_session" => self.min_session = duration(name, value)?,
+            "min_session" => self.min_session = Some(duration(name, value)?),
             "sasl" => {
                 one_of(name, value, &["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"])?;
                 self.mechanism = value.to_ascii_uppercase();
@@ -219,6 +222,13 @@ impl Settings {
             },
         }
         Ok(())
+    }
+
+    /// Shortest session that the cluster allows: by the URL, else as the brokers told, else their own default.
+    pub(crate) fn shortest_session(&self) -> Duration {
+        // After a cut the coordinator is looked for anew, which takes a second: shorter sessions would be lost by it.
+        let told = self.told_session.get().map(|told| Duration::from_secs(2).max(*told));
+        self.min_session.or(told).unwrap_or(Duration::from_secs(6))
     }
 
     /// Whether a password goes in clear to a host that is not this one.

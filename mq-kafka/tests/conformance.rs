@@ -6,6 +6,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "world/requests.rs"]
+mod requests;
+
 use mq_api::{Broker, Result, Topic, async_trait};
 use mq_conformance::{Clock, Environment, Factory, Hook, Lacking, Lines, OnServer, Site, World, on_server};
 use mq_testbed::proxy::Proxy;
@@ -59,7 +62,7 @@ impl Site for OnKafka {
 
     async fn connect(&self, lines: &Lines<Road>, number: u64, parameters: &[(&str, &str)]) -> Result<Arc<dyn Broker>> {
         let Some(road) = self.doors.open() else { panic!("more than {DOORS} connections at a time: raise DOORS") };
-        let mut url = format!("kafka://127.0.0.1:{}?min_session=1s", road.port());
+        let mut url = format!("kafka://127.0.0.1:{}?min_session=2s", road.port());
         for (name, value) in parameters {
             url.push_str(&format!("&{name}={value}"));
         }
@@ -77,6 +80,19 @@ impl Site for OnKafka {
             Ok(results) if results.iter().all(std::result::Result::is_ok) => Ok(()),
             _ => Err(Lacking("changing the dead-letter topic")),
         }
+    }
+
+    async fn remove_group(&self, topic: &Topic, group: &str) -> Hook {
+        // The library's group of the topic, and the one that reads its retries.
+        for id in [format!("{topic}..{group}"), format!("{topic}..{group}..retry")] {
+            let direct = self.direct.clone();
+            let removed = tokio::task::spawn_blocking(move || requests::remove_group(&direct, &id)).await;
+            if let Err(problem) = removed.map_err(|e| e.to_string()).and_then(|r| r) {
+                eprintln!("removing a group: {problem}");
+                return Err(Lacking("removing a group with members"));
+            }
+        }
+        Ok(())
     }
 
     async fn put_foreign(&self, topic: &Topic, payload: &[u8]) -> Hook {

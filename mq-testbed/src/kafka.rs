@@ -146,8 +146,8 @@ pub(crate) fn properties(path: &Path, port: u16, controller: u16, further: &[Lis
         "broker.session.timeout.ms=1000".into(),
         "broker.heartbeat.interval.ms=100".into(),
         // A broker that was not let in within this time ends itself; by default after a minute, which is too short on a
-        // machine where a dozen servers start at once. We give up after three.
-        "initial.broker.registration.timeout.ms=180000".into(),
+        // machine where a dozen servers start at once. As long as we wait.
+        "initial.broker.registration.timeout.ms=600000".into(),
     ];
     for topic in ["offsets.topic", "transaction.state.log"] {
         // The defaults of 50 cost seconds at the first use.

@@ -65,7 +65,8 @@ async fn bug_05_a_lost_ack_is_reported_as_done(t: Test) -> Check {
         }
         let mut again = 0;
         while let Some(got) = member.next_within(t.pace().retry * 2).await? {
-            again += 1;
+            // What an earlier round left unknown may come again only now, and hold back this round's.
+            again += u32::from(got.label == label);
             got.ack().await;
         }
         ensure!(again <= 1, "{again} copies after one lost ack");

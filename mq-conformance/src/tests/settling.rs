@@ -214,9 +214,11 @@ async fn p4_4_a_dropped_delivery_is_a_nack(t: Test) -> Check {
     let sender = t.sender(&c).await?;
     let mut member = t.member(&c, "a").await?;
     sender.send("m").await?;
-    member.next().await?.forget();
-    member.stays_quiet_for(t.pace().retry * 9 / 10).await?;
+    let first = member.next().await?;
+    let watch = Stopwatch::start();
+    first.forget();
     let got = member.next().await?;
+    ensure!(watch.elapsed() >= t.pace().retry, "it came again after {:?}", watch.elapsed());
     ensure_eq!(got.attempt(), 2, "attempt after a drop");
     got.ack_ok().await?;
     member.stays_quiet().await?;

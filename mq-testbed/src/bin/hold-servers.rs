@@ -7,6 +7,9 @@ use mq_testbed::{Fleet, Folder, Problem, Want};
 fn main() -> Result<(), Problem> {
     let wants: Vec<Want> = std::env::args().skip(1).filter_map(|name| Want::named(&name)).collect();
     let fleet = Fleet::start(&wants, Folder::for_run()?);
+    for entry in fleet.entries() {
+        eprintln!("{}: {}", entry.want.name(), entry.url.as_deref().unwrap_or("missing"));
+    }
     println!("{} up", fleet.entries().iter().filter(|entry| entry.url.is_some()).count());
     let mut word = [0];
     let heard = std::io::stdin().read(&mut word).unwrap_or(0);

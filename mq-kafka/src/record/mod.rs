@@ -1,17 +1,20 @@
 //! What a commit says besides its offset: what was acknowledged beyond it, attempts, trials of crash suspects and how often a
 //! stretch of messages was taken by members that died. All in the metadata of the commit, at most 4,096 bytes.
 //!
-//! `mq1.` then base64 of: takes, exceptions, acknowledged. Numbers are LEB128; offsets are relative to the commit's.
+//! `mq1.` then base64 of: whether keys are in order, takes, exceptions, acknowledged. Numbers are LEB128; offsets are relative to the commit's.
 //! Whatever cannot be read means "nothing known": never that something was acknowledged.
 
+mod takes;
+mod text;
+
 use std::collections::BTreeMap;
+pub(crate) use takes::Takes;
+use text::{base64, bounded, get, put, unbase64};
 
 /// Offsets that a commit can speak of, from its own on: the worst bitmap of them, in base64, leaves a third of the metadata.
 pub(crate) const SPAN: u64 = 16_384;
 /// Brokers refuse longer metadata (`offset.metadata.max.bytes`).
 const MAX_TEXT: usize = 4_096;
-/// Steps of a staircase of takes.
-const MAX_STEPS: usize = 32;
 const MARK: &str = "mq1.";
 
 /// Attempts and trials of one message.
@@ -23,48 +26,11 @@ pub(crate) struct Tried {
     pub(crate) trials: u32,
 }
 
-/// How often messages were taken: everything below `upto` at least `times`. Both fall together.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Takes(Vec<(u64, u32)>);
-
-impl Takes {
-    /// Times that the message at `offset` was taken.
-    pub(crate) fn of(&self, offset: u64) -> u32 {
-        self.0.iter().find(|(upto, _)| offset < *upto).map_or(0, |(_, times)| *times)
-    }
-
-    /// Everything below `horizon` is taken once more.
-    pub(crate) fn once_more(&self, horizon: u64) -> Self {
-        let mut out: Vec<(u64, u32)> = Vec::with_capacity(self.0.len() + 1);
-        for (upto, times) in &self.0 {
-            if *upto <= horizon {
-                out.push((*upto, times.saturating_add(1)));
-            } else {
-                if out.last().is_none_or(|(u, _)| *u < horizon) {
-                    out.push((horizon, times.saturating_add(1)));
-                }
-                out.push((*upto, *times));
-            }
-        }
-        if out.last().is_none_or(|(u, _)| *u < horizon) {
-            out.push((horizon, 1));
-        }
-        // So many horizons mean as many deaths; dropping a step counts too low, never too high.
-        if out.len() > MAX_STEPS {
-            out.remove(MAX_STEPS / 2);
-        }
-        Self(out)
-    }
-
-    /// Only what concerns offsets from `base` on.
-    pub(crate) fn from(&self, base: u64) -> Self {
-        Self(self.0.iter().copied().filter(|(upto, _)| *upto > base).collect())
-    }
-}
-
 /// All that a commit knows besides its offset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Record {
+    /// The group keeps the order of keys: what is redriven has to join its key's line.
+    pub(crate) keyed: bool,
     pub(crate) takes: Takes,
     pub(crate) tried: BTreeMap<u64, Tried>,
     /// Acknowledged stretches `first..end`, ordered, disjoint.
@@ -113,6 +79,7 @@ impl Record {
     pub(crate) fn encode(&self, base: u64) -> (String, bool) {
         let mut head = Vec::new();
         let takes = self.takes.from(base).0;
+        put(&mut head, u64::from(self.keyed));
         put(&mut head, takes.len() as u64);
         for (upto, times) in &takes {
             put(&mut head, upto.saturating_sub(base));
@@ -206,7 +173,7 @@ impl Record {
         let text = std::str::from_utf8(metadata).ok()?.strip_prefix(MARK)?;
         let bytes = unbase64(text)?;
         let mut input = bytes.as_slice();
-        let mut record = Self::default();
+        let mut record = Self { keyed: bounded(&mut input, 1)? == 1, ..Self::default() };
         let n = bounded(&mut input, 64)?;
         let (mut last_upto, mut last_times) = (0, u64::MAX);
         for _ in 0..n {
@@ -263,68 +230,6 @@ impl Record {
     }
 }
 
-fn put(out: &mut Vec<u8>, mut n: u64) {
-    while n >= 0x80 {
-        out.push(n as u8 | 0x80);
-        n >>= 7;
-    }
-    out.push(n as u8);
-}
-
-fn get(input: &mut &[u8]) -> Option<u64> {
-    let mut n = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = input.split_first()?;
-        *input = rest;
-        n |= u64::from(byte & 0x7f).checked_shl(shift)?;
-        if byte & 0x80 == 0 {
-            return Some(n);
-        }
-    }
-    None
-}
-
-fn bounded(input: &mut &[u8], max: u64) -> Option<u64> {
-    get(input).filter(|n| *n <= max)
-}
-
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-
-fn base64(bytes: &[u8]) -> String {
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let n = chunk.iter().fold(0u32, |n, b| n << 8 | u32::from(*b)) << (8 * (3 - chunk.len()));
-        for i in 0..=chunk.len() {
-            out.push(char::from(ALPHABET[(n >> (18 - 6 * i)) as usize & 63]));
-        }
-    }
-    out
-}
-
-fn unbase64(text: &str) -> Option<Vec<u8>> {
-    let mut out = Vec::with_capacity(text.len() / 4 * 3 + 2);
-    for chunk in text.as_bytes().chunks(4) {
-        if chunk.len() == 1 {
-            return None;
-        }
-        let mut n = 0u32;
-        for c in chunk {
-            let value = match c {
-                b'A'..=b'Z' => c - b'A',
-                b'a'..=b'z' => c - b'a' + 26,
-                b'0'..=b'9' => c - b'0' + 52,
-                b'-' => 62,
-                b'_' => 63,
-                _ => return None,
-            };
-            n = n << 6 | u32::from(value);
-        }
-        n <<= 6 * (4 - chunk.len());
-        out.extend_from_slice(&n.to_be_bytes()[1..chunk.len()]);
-    }
-    Some(out)
-}
-
 #[cfg(test)]
 mod tests {
     use super::{MAX_TEXT, Record, SPAN, Takes, Tried};
@@ -332,6 +237,7 @@ mod tests {
 
     fn record(done: &[(u64, u64)], tried: &[(u64, u32, u32)]) -> Record {
         Record {
+            keyed: false,
             takes: Takes::default(),
             tried: tried
                 .iter()
@@ -392,8 +298,8 @@ mod tests {
         /// Whatever a tracker knows comes back as it was.
         #[test]
         fn survives_the_broker(base in 0u64..1 << 40, done in proptest::collection::btree_set(1u64..2000, 0..300),
-            tried in proptest::collection::btree_map(0u64..2000, (2u32..9, 0u32..3), 0..40), horizons in proptest::collection::vec(1u64..3000, 0..6)) {
-            let mut r = Record::default();
+            tried in proptest::collection::btree_map(0u64..2000, (2u32..9, 0u32..3), 0..40), horizons in proptest::collection::vec(1u64..3000, 0..6), keyed: bool) {
+            let mut r = Record { keyed, ..Record::default() };
             done.iter().for_each(|o| r.add_done(base + o));
             r.tried = tried.into_iter().map(|(o, (attempt, trials))| (base + o, Tried { attempt, trials })).collect();
             for h in horizons {

@@ -1,0 +1,87 @@
+//! The end of a member: its last commit, and its leave of the group.
+
+use super::Member;
+use super::moves::Moving;
+use crate::client::Change;
+use crate::commit::{Done, Job};
+use crate::partition::Snapshot;
+use rdkafka::consumer::Consumer;
+use rdkafka::error::RDKafkaErrorCode as Code;
+use std::time::{Duration, Instant};
+
+impl Member {
+    /// Commits what there is and leaves the group, within `limit`; whether the commit was confirmed. `clean`: nothing was lost.
+    pub(crate) fn close(mut self, clean: bool, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let left = || until.saturating_duration_since(Instant::now());
+        let mut confirmed = clean;
+        self.partitions.iter().for_each(|p| self.remember(p));
+        // Nobody would answer; the commit before this one counts.
+        let away = self.ctx.down().is_some();
+        if away && clean {
+            confirmed = self.is_clean();
+            self.partitions.clear();
+        } else if clean {
+            // One that is under way may be older: its answer first.
+            while self.flight.is_some() {
+                match self.committer.next_within(left()) {
+                    Some(done) => self.on_done(done),
+                    None => break,
+                }
+            }
+            let mut partitions = std::mem::take(&mut self.partitions);
+            let snapshots: Vec<Snapshot> = partitions.iter_mut().map(|p| p.snapshot(true)).collect();
+            let marks: Vec<_> = snapshots.into_iter().map(|s| s.mark).collect();
+            if !marks.is_empty() {
+                confirmed = false;
+                for _ in 0..20 {
+                    self.committer.ask(Job::Commit(marks.clone()));
+                    let answer = loop {
+                        match self.committer.next_within(left()) {
+                            Some(Done::Committed(result)) => break Some(result),
+                            Some(_) => {}
+                            None => break None,
+                        }
+                    };
+                    match answer {
+                        Some(Ok(())) => confirmed = true,
+                        Some(Err(Code::RebalanceInProgress)) if !left().is_zero() => {
+                            self.poll_main();
+                            std::thread::park_timeout(Duration::from_millis(50));
+                            continue;
+                        }
+                        _ => {}
+                    }
+                    break;
+                }
+            }
+            // The queues hold on to the consumer.
+            drop(partitions);
+        } else {
+            self.partitions.clear();
+        }
+        self.ctx.close();
+        while let Some(change) = self.ctx.next_change() {
+            let (Change::Assign(list) | Change::Revoke { list, .. }) = change;
+            self.unassign(&list);
+        }
+        match self.moving.take() {
+            Some(Moving::Draining { list, .. } | Moving::Committing { list, .. }) => self.unassign(&list),
+            Some(Moving::Loading { list } | Moving::Waiting { list, .. }) => {
+                drop(self.consumer.incremental_assign(&list))
+            }
+            None => {}
+        }
+        let consumer = self.consumer.clone();
+        if consumer.close_queue().is_ok() {
+            let closing = Instant::now() + if away { Duration::from_millis(100) } else { Duration::from_secs(3) };
+            while !consumer.closed() && Instant::now() < closing {
+                let _ = consumer.poll(Duration::from_millis(10));
+            }
+        }
+        let ended = self.committer.end(if away { Duration::from_millis(50) } else { Duration::from_secs(2) });
+        tracing::debug!(topic = %self.topic, confirmed, ended, "left the group");
+        drop(consumer);
+        confirmed
+    }
+}
