@@ -8,9 +8,7 @@ use crate::thread::Driver as Thread;
 use crate::topology::{Cluster, Reading, Wanted};
 use crate::url::{Settings, native_options};
 use crate::{broadcast, fault, send, start};
-use mq_api::{
-    Capabilities, Durability, Error, ErrorKind, Event, Gap, GapCause, Mode, Ordering, Result, Start,
-};
+use mq_api::{Capabilities, Durability, Error, ErrorKind, Event, Gap, GapCause, Mode, Ordering, Result, Start};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use rdkafka::consumer::{BaseConsumer, Consumer};

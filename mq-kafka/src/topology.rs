@@ -82,6 +82,9 @@ impl Wanted {
     }
 }
 
+/// Who reads what: see [`Cluster`].
+type Reader = (Arc<str>, String, String);
+
 /// The cluster, for everything that is not fetching or sending.
 pub(crate) struct Cluster {
     pub(crate) settings: Arc<Settings>,
@@ -90,7 +93,7 @@ pub(crate) struct Cluster {
     ctx: Ctx,
     watched: Mutex<Vec<Weak<Watched>>>,
     /// What each member read last: by member, group and topic.
-    read: Mutex<HashMap<(Arc<str>, String, String), Past>>,
+    read: Mutex<HashMap<Reader, Past>>,
     /// Whether brokers tell the ids of topics, once that is known.
     tells_ids: Mutex<Option<bool>>,
 }

@@ -41,7 +41,8 @@ fn drop_everywhere(behind_seam: bool) {
                 let mut world = World::new(behind_seam).await;
                 let completed = dropped_after(polls, operation, &mut world).await;
                 let at = format!("{} dropped after {polls} polls (behind the seam: {behind_seam})", operation.name);
-                let whole = tokio::time::timeout(Duration::from_secs(24 * 3600), world.assert_whole(operation, &at)).await;
+                let whole =
+                    tokio::time::timeout(Duration::from_secs(24 * 3600), world.assert_whole(operation, &at)).await;
                 assert!(whole.is_ok(), "{at}: stuck");
                 completed
             });
