@@ -42,7 +42,7 @@ pub enum Carry {
     /// By the retry and dead-letter policy.
     Settle(Settlement),
     /// Record durably that this crash suspect is about to be handed over alone for the n-th time, then tell
-    /// [`SettleQueue::trial_recorded`]. A driver that cannot record it tells so at once.
+    /// [`SettleQueue::trial_recorded`](crate::SettleQueue::trial_recorded). A driver that cannot record it tells so at once.
     Trial(u32),
 }
 
