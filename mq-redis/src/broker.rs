@@ -142,11 +142,14 @@ impl Broker for Redis {
         for closed in futures_util::future::join_all(producers.iter().map(|p| p.close(deadline))).await {
             report += closed;
         }
-        if let Kind::Streams(driver) = &self.kind {
-            let (driver, env) = (driver.clone(), self.env.clone());
-            let leaving = env.spawn(async move { tokio::time::timeout(LEAVING, driver.leave_names()).await });
-            // Out of time: the names are forgotten by the janitor of other members.
-            let _ = leaving.await;
+        match &self.kind {
+            Kind::Streams(driver) => {
+                let (driver, env) = (driver.clone(), self.env.clone());
+                let leaving = env.spawn(async move { tokio::time::timeout(LEAVING, driver.leave_names()).await });
+                // Out of time: the names are forgotten by the janitor of other members.
+                let _ = leaving.await;
+            }
+            Kind::PubSub(driver) => driver.hang_up().await,
         }
         self.hub.close().await;
         if tokio::time::timeout(Duration::from_secs(2), self.env.no_tasks()).await.is_err() {

@@ -64,6 +64,11 @@ impl PubSub {
         Self { hub, receiver: Mutex::default() }
     }
 
+    /// Lets go of the connection that receives; what reads it ends.
+    pub(crate) async fn hang_up(&self) {
+        drop(self.receiver.lock().await.take());
+    }
+
     async fn receiver(&self, link: &Link) -> Result<Arc<Receiver>> {
         let mut receiver = self.receiver.lock().await;
         if let Some(living) = receiver.as_ref().filter(|r| r.ended.borrow().is_none()) {
