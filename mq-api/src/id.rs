@@ -54,9 +54,13 @@ impl MessageId {
         NEXT.with(|next| next.set((seed.rotate_left(17) | 1, 0)));
     }
 
-    /// An id of the caller's own. Text of 32 lowercase hexadecimal digits is taken as a made id.
+    /// An id of the caller's own. Text of 32 lowercase hexadecimal digits is taken as a made id. Empty text is no id: the
+    /// producer makes one, or all messages without would count as one wherever ids are compared.
     pub fn text(text: impl AsRef<str>) -> Self {
         let text = text.as_ref();
+        if text.is_empty() {
+            return Self::NIL;
+        }
         match parse_made(text) {
             Some(id) => Self(Repr::Made(id)),
             None => Self(Repr::Text(text.into())),
@@ -151,7 +155,7 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!(MessageId::text(a.to_string()), a);
         assert_eq!(MessageId::text("order-7").to_string(), "order-7");
-        assert!(MessageId::NIL.is_nil() && !a.is_nil());
+        assert!(MessageId::NIL.is_nil() && !a.is_nil() && MessageId::text("").is_nil());
     }
 
     #[test]

@@ -19,7 +19,7 @@ impl Config {
     pub fn from_toml(text: &str) -> Result<Self> {
         toml::from_str(text).map_err(|e| {
             // `message` alone: the whole error prints the line it is in, which may hold a password.
-            let line = e.span().map(|span| text[..span.start.min(text.len())].lines().count().max(1));
+            let line = e.span().map(|span| 1 + text.bytes().take(span.start).filter(|b| *b == b'\n').count());
             let place = line.map(|line| format!(" near line {line}")).unwrap_or_default();
             Error::new(ErrorKind::Config, format!("the configuration (TOML){place}: {}", e.message()))
         })
