@@ -147,6 +147,24 @@ impl Flow {
         if credit.count > 0 && credit.bytes > 0 && used >> 40 < self.max { Poll::Ready(credit) } else { Poll::Pending }
     }
 
+    /// What is in hand now, to compare with: see [`poll_given`](Self::poll_given).
+    pub fn mark(&self) -> u64 {
+        self.used.load(Ordering::SeqCst)
+    }
+
+    /// Ready when something was given back since `mark`. For the one task that takes, when there is credit but the next message
+    /// has no room.
+    pub fn poll_given(&self, mark: u64, cx: &mut Context<'_>) -> Poll<()> {
+        {
+            let mut taker = self.taker.lock();
+            if !taker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+                *taker = Some(cx.waker().clone());
+            }
+        }
+        self.awaited.fetch_or(TAKER, Ordering::SeqCst);
+        if self.used.load(Ordering::SeqCst) != mark { Poll::Ready(()) } else { Poll::Pending }
+    }
+
     /// Ready when nothing is in hand. For close.
     pub fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.in_flight() == 0 {

@@ -196,7 +196,7 @@ impl MemoryConsumer {
     fn take(&self, lane: &Arc<MemoryLane>, max: usize, out: &mut Deliveries, cx: &mut Context<'_>) -> usize {
         let member = &*self.member;
         let mut guard = lane.part.lock();
-        let mut n = 0;
+        let mut took = Took { n: 0, no_room: None };
         {
             let part = &mut *guard;
             let Some(group) = part.groups.get_mut(lane.group.number) else { return 0 };
@@ -204,24 +204,32 @@ impl MemoryConsumer {
                 return 0;
             }
             if self.short && group.takes_short(member.id) {
-                n = take_run(lane, part, max, out);
+                took.n = take_run(lane, part, max, out);
             }
         }
-        if n == 0 {
-            n = self.take_slow(lane, &mut guard, max, out);
+        if took.n == 0 {
+            took = self.take_slow(lane, &mut guard, max, out);
         }
-        self.wait_if_none(lane, &mut guard, n, cx);
-        n
+        self.wait_if_none(lane, &mut guard, &took, cx);
+        took.n
     }
 
     /// Nothing there: whoever changes that wakes this member.
-    fn wait_if_none(&self, lane: &MemoryLane, guard: &mut Part, n: usize, cx: &mut Context<'_>) {
+    fn wait_if_none(&self, lane: &MemoryLane, guard: &mut Part, took: &Took, cx: &mut Context<'_>) {
         let member = &*self.member;
-        if n == 0 {
+        if took.n == 0 {
+            if let Some(mark) = took.no_room
+                && member.flow.poll_given(mark, cx).is_ready()
+            {
+                cx.waker().wake_by_ref();
+            }
             guard.waiting = true;
             if let Some(group) = guard.groups.get_mut(lane.group.number) {
-                if !group.wakers.iter().any(|w| w.will_wake(cx.waker())) {
-                    group.wakers.push(cx.waker().clone());
+                // One for each member: polls that ended leave nothing behind.
+                match group.wakers.iter_mut().find(|(id, _)| *id == member.id) {
+                    Some((_, waker)) if waker.will_wake(cx.waker()) => {}
+                    Some((_, waker)) => waker.clone_from(cx.waker()),
+                    None => group.wakers.push((member.id, cx.waker().clone())),
                 }
                 if !group.suspects.is_empty() && member.flow.poll_drained(cx).is_ready() {
                     cx.waker().wake_by_ref();
@@ -251,9 +259,9 @@ impl MemoryConsumer {
             if group.deleted || group.owner.is_some() && (group.owner != Some(self.member.id) || group.draining) {
                 continue;
             }
-            let n = self.take_slow(lane, &mut guard, max, out);
-            self.wait_if_none(lane, &mut guard, n, cx);
-            if n > 0 {
+            let took = self.take_slow(lane, &mut guard, max, out);
+            self.wait_if_none(lane, &mut guard, &took, cx);
+            if took.n > 0 {
                 drop(guard);
                 self.turn_to(at + 1);
                 return Poll::Ready(Ok(()));
@@ -267,8 +275,10 @@ impl MemoryConsumer {
 
     /// Retries, suspects, order per key, redriven messages, at most once, a trace: one at a time.
     #[cold]
-    fn take_slow(&self, lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut impl Receives) -> usize {
+    fn take_slow(&self, lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut impl Receives) -> Took {
         let member = &*self.member;
+        let mark = member.flow.mark();
+        let mut no_room = None;
         let mut n = 0;
         while n < max {
             let Some(group) = part.groups.get_mut(lane.group.number) else { break };
@@ -291,6 +301,7 @@ impl MemoryConsumer {
             };
             let size = stored.size as usize;
             if !member.flow.fits(size) {
+                no_room = Some(mark);
                 // Taken off the log, maybe: it waits for room among those that are due.
                 if suspect.is_none() {
                     group.again.insert(position);
@@ -340,7 +351,7 @@ impl MemoryConsumer {
                 break;
             }
         }
-        n
+        Took { n, no_room }
     }
 
     /// Moves the tail to the next message that may go out now.
@@ -417,6 +428,8 @@ impl MemoryConsumer {
         }
         if self.member.flow.poll_credit(cx).is_pending() {
             self.budget = 0;
+            // A turn ends with the credit too, or a partition with a backlog would keep it for ever.
+            self.turn_to(self.at + 1);
             // A gate may have shut meanwhile.
             return if self.member.flow.is_shut(Gate::Stopping) { Poll::Ready(Ok(0)) } else { Poll::Pending };
         }
@@ -438,6 +451,13 @@ impl MemoryConsumer {
         }
         if self.member.flow.is_shut(Gate::Stopping) { Poll::Ready(Ok(0)) } else { Poll::Pending }
     }
+}
+
+/// What a look at a partition gave.
+struct Took {
+    n: usize,
+    /// There is a message, but no room for its bytes; what was in hand then.
+    no_room: Option<u64>,
 }
 
 /// What takes messages out of a partition.

@@ -76,9 +76,15 @@ impl Group {
     pub(crate) fn delete(&self) {
         self.deleted.store(true, Ordering::Release);
         let Some(topic) = self.topic.upgrade() else { return };
+        // What is in hand is settled as stale later, which gives nothing back.
+        let mut held: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
         for part in &topic.parts {
             let mut part = part.lock();
             if let Some(group) = part.groups.get_mut(self.number) {
+                for (_, entry) in group.entries.iter().filter(|(_, e)| e.is(crate::pending::HELD)) {
+                    let (n, bytes) = held.entry(entry.member()).or_default();
+                    (*n, *bytes) = (*n + 1, *bytes + entry.size as usize);
+                }
                 group.deleted = true;
                 self.resume.lock().push(group.entries.head());
                 group.entries.clear();
@@ -91,6 +97,11 @@ impl Group {
             }
             part.trim(&topic.keep, u64::MAX);
         }
+        self.each_member(|member| {
+            if let Some((n, bytes)) = held.remove(&member.id) {
+                member.flow.give(n, bytes);
+            }
+        });
         self.changed();
     }
 

@@ -7,7 +7,6 @@ use mq_api::{Message, Stored};
 use mq_core::SeqRing;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::{Duration, SystemTime};
 
 /// Emptied allocations kept for reuse, last in first out (warm in the cache): steady state allocates nothing.
@@ -83,7 +82,7 @@ pub(crate) struct Trimmed {
 impl Keep {
     /// Until every group has handled it, at most so many messages and bytes; then as history.
     pub(crate) fn handled(history: u64, capacity: u64, bytes: u64) -> Self {
-        let most = history + history.min(SPARE as u64);
+        let most = history.saturating_add(history.min(SPARE as u64));
         Self { history, most, capacity, bytes, max: u64::MAX, max_bytes: u64::MAX, age: None, is_log: false }
     }
 
@@ -105,17 +104,28 @@ impl Part {
     /// Whether it has room, if need be when history gives way to it.
     #[inline(never)]
     pub(crate) fn make_room(&mut self, size: u32, keep: &Keep) -> bool {
-        let handled = self.handled();
-        while !self.has_room(size, keep) && self.log.head() < handled {
-            self.drop_oldest();
+        // Looked at before anything is dropped: a message that will be refused must not cost the history.
+        let (mut count, mut bytes) = (self.log.len() as u64, self.bytes);
+        let fits = |count: u64, bytes: u64| count < keep.capacity && bytes + u64::from(size) <= keep.bytes;
+        let (head, handled) = (self.log.head(), self.handled());
+        let mut end = head;
+        while !fits(count, bytes) {
+            if end >= handled {
+                return false;
+            }
+            let size = self.stored(end).map_or(0, |stored| stored.size);
+            (end, count, bytes) = (end + 1, count - 1, bytes - u64::from(size));
         }
-        self.has_room(size, keep)
+        (head..end).for_each(|_| self.drop_oldest());
+        true
     }
 
     /// Up to where `append` may take the oldest messages away: all groups have handled them, and the history is full.
     #[inline(always)]
     pub(crate) fn spent(&self, keep: &Keep) -> Spent {
-        Spent { until: self.handled().saturating_sub(keep.history) }
+        // Looked at first, since it is one look, and asking all groups is one for each.
+        let none = self.log.len() as u64 <= keep.history;
+        Spent { until: if none { 0 } else { self.handled().saturating_sub(keep.history) } }
     }
 
     /// Puts a message at the end. Steady state allocates nothing: what leaves the history gives its allocation to what comes.
@@ -166,7 +176,7 @@ impl Part {
     fn wake_all(&mut self) {
         self.waiting = false;
         for group in &mut self.groups {
-            group.wakers.drain(..).for_each(Waker::wake);
+            group.wakers.drain(..).for_each(|(_, waker)| waker.wake());
         }
     }
 
@@ -216,7 +226,7 @@ impl Part {
         if until.saturating_sub(self.log.head()) <= keep.most {
             return;
         }
-        while self.log.head() + keep.history < until {
+        while self.log.head().saturating_add(keep.history) < until {
             self.drop_oldest();
         }
     }
@@ -232,7 +242,8 @@ impl Part {
             let too_many = self.log.len() as u64 > keep.max || self.bytes > keep.max_bytes;
             let Some(cell) = self.log.front_mut() else { break };
             let stamp = cell.stored.as_ref().and_then(|s| s.message.timestamp);
-            let too_old = keep.age.is_some_and(|age| stamp.is_some_and(|t| t + age <= now));
+            let too_old =
+                keep.age.is_some_and(|age| stamp.and_then(|t| t.checked_add(age)).is_some_and(|end| end <= now));
             if !too_many && !too_old {
                 break;
             }

@@ -77,7 +77,8 @@ pub(crate) struct History {
 pub(crate) struct GroupPart {
     /// `head` = first unsettled position, `tail` = next one to take.
     pub(crate) entries: SeqRing<Pending>,
-    pub(crate) wakers: Vec<Waker>,
+    /// Who waits for a message: members, each with its last poll.
+    pub(crate) wakers: Vec<(u32, Waker)>,
     short: Short,
     rare: Rare,
 }

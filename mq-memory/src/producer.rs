@@ -89,8 +89,10 @@ impl MemoryProducer {
         let topic = self.short()?;
         let size = stamp(message, &self.spec, || self.core.env.wall()).ok()?;
         let (number, shared) = topic.pick_part(message);
-        let part = shared.lock();
-        part.has_room(size, &topic.keep).then_some((part, number, size))
+        let mut part = shared.lock();
+        // Here and not in the long way, which would pick another partition.
+        let room = part.has_room(size, &topic.keep) || part.make_room(size, &topic.keep);
+        room.then_some((part, number, size))
     }
 
     #[cold]
