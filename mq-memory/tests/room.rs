@@ -98,3 +98,78 @@ async fn partitions_take_turns() -> Result<()> {
     assert!(seen.iter().all(|n| *n >= 100), "1,000 of 4,000 came from {seen:?}");
     Ok(())
 }
+
+/// A message that will be refused costs nothing of what is kept.
+#[tokio::test]
+async fn a_refused_message_leaves_history_alone() -> Result<()> {
+    let broker = connect("memory://refused?capacity_bytes=5000").await?;
+    let producer = broker.producer("t").await?;
+    let mut consumer = broker.subscribe(Subscription::group("t", "g")).await?;
+    for _ in 0..10 {
+        producer.send(Message::new(vec![0u8; 100])).await?;
+        drop(consumer.recv().await?.expect("open").ack());
+    }
+    assert_eq!(producer.send(Message::new(vec![0u8; 6000])).await.expect_err("too large").kind(), ErrorKind::Full);
+    let again = Subscription::group("t", "again").start(Start::Replay(mq_api::ReplayFrom::Earliest));
+    let mut again = broker.subscribe(again).await?;
+    for _ in 0..10 {
+        drop(again.recv().await?.expect("open").ack());
+    }
+    Ok(())
+}
+
+/// "Keep all" is a number like any other.
+#[tokio::test]
+async fn the_largest_numbers_are_taken() -> Result<()> {
+    let broker = connect(&format!("memory://largest?history={}", u64::MAX)).await?;
+    let producer = broker.producer("t").await?;
+    producer.send(Message::new("x")).await?;
+    let log = Retention::Log { max: None, age: Some(std::time::Duration::MAX) };
+    let producer = broker.producer(mq_api::ProducerSpec::new("log").retention(log)).await?;
+    for _ in 0..2 {
+        producer.send(Message::new("x")).await?;
+    }
+    Ok(())
+}
+
+/// Room is bytes too: who waits for it is woken when it is there, without a new message.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_bytes_is_woken_by_an_ack() -> Result<()> {
+    let broker = connect("memory://bytes").await?;
+    let producer = broker.producer("t").await?;
+    let mut consumer = broker.subscribe(Subscription::group("t", "g").max_in_flight_bytes(1000)).await?;
+    for _ in 0..2 {
+        producer.send(Message::new(vec![0u8; 600])).await?;
+    }
+    let first = consumer.recv().await?.expect("open");
+    let waiting = tokio::spawn(async move { consumer.recv().await });
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished(), "two of 600 bytes are more than 1,000");
+    drop(first.ack());
+    let second = tokio::time::timeout(std::time::Duration::from_secs(1), waiting).await.expect("woken");
+    assert!(second.expect("no panic")?.is_some());
+    Ok(())
+}
+
+/// What is in hand when its group is deleted takes no room for ever.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_group_gives_the_room_back() -> Result<()> {
+    let broker = connect("memory://deleted").await?;
+    let producer = broker.producer("t").await?;
+    let mut consumer = broker.subscribe(Subscription::group("t", "g").max_in_flight(2)).await?;
+    for _ in 0..4 {
+        producer.send(Message::new("x")).await?;
+    }
+    let held = [consumer.recv().await?.expect("open"), consumer.recv().await?.expect("open")];
+    broker.admin().delete_group(&"t".into(), &"g".into()).await?;
+    for delivery in held {
+        assert_eq!(delivery.ack().await, mq_api::Settled::Stale);
+    }
+    assert_eq!(consumer.control().in_flight(), 0);
+    for _ in 0..4 {
+        // The group is made again at the lowest position that was not settled.
+        let next = tokio::time::timeout(std::time::Duration::from_secs(60), consumer.recv()).await.expect("in time");
+        drop(next?.expect("open").ack());
+    }
+    Ok(())
+}
