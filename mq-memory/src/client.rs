@@ -176,11 +176,7 @@ pub(crate) fn seat(
     // The target of dead letters is checked now, not at the first poison message.
     let dead = match sub.dead_letter_topic() {
         Some(name) if sub.guarantee == mq_api::Guarantee::AtLeastOnce => {
-            let provisioning = match sub.provisioning {
-                mq_api::Provisioning::None => mq_api::Provisioning::Create,
-                other => other,
-            };
-            Some(core.topic(&name, None, None, provisioning)?)
+            Some(core.letters_topic(&name, sub.provisioning)?)
         }
         _ => None,
     };

@@ -129,6 +129,16 @@ impl Core {
         self.topics.lock().get(name.as_str()).cloned()
     }
 
+    /// The topic of dead letters. Where nothing is made or checked it is made too: a program cannot be asked to make what only
+    /// this library names.
+    pub(crate) fn letters_topic(&self, name: &Name, provisioning: Provisioning) -> Result<Arc<Topic>> {
+        let provisioning = match provisioning {
+            Provisioning::None => Provisioning::Create,
+            other => other,
+        };
+        self.topic(name, None, None, provisioning)
+    }
+
     /// The topic, made or verified as `provisioning` says.
     pub(crate) fn topic(
         &self,

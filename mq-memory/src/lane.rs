@@ -10,6 +10,7 @@ use crate::trace::What;
 use mq_api::{Disposition, Envelope, Failure, OnDeadLetter, Position, Reason, Settle, SettleStart, Settled, Source};
 use mq_core::{LetterFacts, Settlement, Verdict, key_hash};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -391,6 +392,9 @@ impl Letter<'_> {
         let (position, attempt, suspect_at) = (self.position, self.attempt, self.member.suspect_at());
         core.timer.at(core.env.now() + Duration::from_secs(1), move || {
             let (Some(topic), Some(group)) = (topic.upgrade(), group.upgrade()) else { return };
+            if let Some(member) = member.upgrade() {
+                member.renew_dead();
+            }
             let mut guard = topic.parts[number].lock();
             let part = &mut *guard;
             let Some(slot) = part.groups.get_mut(group.number) else { return };
@@ -457,7 +461,7 @@ impl Letter<'_> {
         let Some(stored) = part.stored(self.position).cloned() else {
             return finish(self.topic, self.group, part, self.position);
         };
-        let Some(dead) = &self.member.dead else {
+        let Some(dead) = self.member.dead() else {
             return finish(self.topic, self.group, part, self.position);
         };
         let source = self.source();
@@ -476,9 +480,13 @@ impl Letter<'_> {
         {
             // Partitions of two topics, the dead-letter one last; a dead-letter topic has no dead letters of its own.
             let mut letters = dead.parts[dead.pick(&message)].lock();
-            if !letters.make_room(size, &dead.keep) || dead.refuse.load(std::sync::atomic::Ordering::Acquire) {
+            if dead.deleted.load(Acquire) || dead.refuse.load(Acquire) || !letters.make_room(size, &dead.keep) {
                 drop(letters);
-                let text = format!("dead letters cannot be written, so originals wait: {}", dead.full());
+                let why = match dead.deleted.load(Acquire) {
+                    true => format!("topic '{}' was deleted", dead.name),
+                    false => dead.full().to_string(),
+                };
+                let text = format!("dead letters cannot be written, so originals wait: {why}");
                 self.member.trouble(Some(text));
                 self.write_later(core, part, reason, error, attempts);
                 return false;

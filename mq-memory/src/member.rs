@@ -28,8 +28,8 @@ pub(crate) struct Member {
     pub(crate) core: Arc<Core>,
     /// The topic and group it sits in; they change when somebody deletes them and it makes them again.
     seat: Mutex<(Arc<Topic>, Option<Arc<Group>>)>,
-    /// Where dead letters go.
-    pub(crate) dead: Option<Arc<Topic>>,
+    /// Where dead letters go; changes when somebody deletes that topic.
+    dead: Mutex<Option<Arc<Topic>>>,
     /// A dead member's handles do nothing: its process is gone.
     pub(crate) crashed: AtomicBool,
     /// An ack is a mark and nothing else: nobody wants to hear of every message, it lives, and its last failure was no
@@ -72,7 +72,7 @@ impl Member {
             sub,
             core,
             seat: Mutex::new((topic, group)),
-            dead,
+            dead: Mutex::new(dead),
             crashed: AtomicBool::new(false),
             plain: AtomicBool::new(plain),
             away: Mutex::default(),
@@ -98,6 +98,23 @@ impl Member {
 
     pub(crate) fn take_seat(&self, topic: Arc<Topic>, group: Option<Arc<Group>>) {
         *self.seat.lock() = (topic, group);
+    }
+
+    /// Where dead letters go.
+    pub(crate) fn dead(&self) -> Option<Arc<Topic>> {
+        self.dead.lock().clone()
+    }
+
+    /// If somebody deleted the topic of its dead letters and it makes what is missing, makes it again. With no partition locked.
+    pub(crate) fn renew_dead(&self) {
+        if self.dead().is_none_or(|dead| !dead.deleted.load(Ordering::Acquire)) {
+            return;
+        }
+        let Some(name) = self.sub.dead_letter_topic() else { return };
+        match self.core.letters_topic(&name, self.sub.provisioning) {
+            Ok(topic) => *self.dead.lock() = Some(topic),
+            Err(error) => self.trouble(Some(format!("dead letters cannot be written, so originals wait: {error}"))),
+        }
     }
 
     /// Takes from which on a message is handed over alone.

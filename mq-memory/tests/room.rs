@@ -173,3 +173,19 @@ async fn a_deleted_group_gives_the_room_back() -> Result<()> {
     }
     Ok(())
 }
+
+/// A dead letter is written to where it can be read: if somebody deleted that topic, it is made again first.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_topic_of_dead_letters_loses_none() -> Result<()> {
+    let broker = connect("memory://letters").await?;
+    let producer = broker.producer("t").await?;
+    let mut consumer = broker.subscribe(Subscription::group("t", "g")).await?;
+    producer.send(Message::new("bad")).await?;
+    let letters = mq_api::Topic::dead_letters("t", "g");
+    broker.admin().delete_topic(&letters).await?;
+    assert!(consumer.recv().await?.expect("open").dead_letter("bad").await.is_ok());
+    let mut reader = broker.subscribe(Subscription::group(letters, "reader")).await?;
+    let letter = tokio::time::timeout(std::time::Duration::from_secs(60), reader.recv()).await.expect("in time");
+    assert_eq!(letter?.expect("open").payload_bytes(), b"bad");
+    Ok(())
+}
