@@ -241,9 +241,9 @@ impl DeadLetterStore for Letters {
     async fn give_back(&self, letter: &DeadLetter) -> Result<()> {
         let message = redrive::back(letter);
         let size = message.size() as u32;
-        let number = self.topic.pick(&message);
-        let mut part = self.topic.parts[number].lock();
-        if !part.make_room(size, &self.topic.keep) {
+        let (number, part) = self.topic.pick(&message);
+        let mut part = part.lock();
+        if !part.admits(size, &self.topic.keep) {
             return Err(self.topic.full());
         }
         let spent = part.spent(&self.topic.keep);

@@ -2,7 +2,7 @@
 
 use crate::faults::FaultPlan;
 use crate::group::Group;
-use crate::lane::Letter;
+use crate::letter::Letter;
 use crate::member::Member;
 use crate::partition::{Keep, Part};
 use crate::pending::HELD;
@@ -48,7 +48,7 @@ pub(crate) struct Core {
     pub(crate) members: Mutex<HashMap<u32, Weak<Member>>>,
     pub(crate) dying: Mutex<Vec<Arc<Member>>>,
     /// Milliseconds since the start, as of the last look: what a hand-over is stamped with.
-    pub(crate) coarse: Arc<AtomicU32>,
+    pub(crate) coarse: AtomicU32,
     pub(crate) clients: AtomicUsize,
     /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
     pub(crate) faults: Option<FaultPlan>,
@@ -82,7 +82,7 @@ impl Core {
             topics: Mutex::default(),
             members: Mutex::default(),
             dying: Mutex::default(),
-            coarse: Arc::default(),
+            coarse: AtomicU32::new(0),
             clients: AtomicUsize::new(0),
             faults,
             next_member: AtomicU32::new(1),
@@ -267,7 +267,7 @@ impl Core {
                 None => Vec::new(),
             };
             for position in late {
-                crate::lane::time_out(member, &topic, &group, number, position);
+                crate::letter::time_out(member, &topic, &group, number, position);
             }
         }
     }

@@ -4,11 +4,12 @@
 use crate::client::seat;
 use crate::core::Core;
 use crate::faults::FaultPlan;
-use crate::fetch::{MemoryConsumer, Taken};
+use crate::fetch::MemoryConsumer;
 use crate::group::Group;
-use crate::lane::carry;
+use crate::letter::carry;
 use crate::member::Member;
 use crate::producer::MemoryProducer;
+use crate::take::Taken;
 use crate::topic::Topic;
 use mq_api::{
     Capabilities, Error, ErrorKind, Guarantee, Message, Mode, Outcome, Position, Receipt, Result, SendResult, Settled,

@@ -1,18 +1,16 @@
 //! One member's hold on one partition: what its deliveries settle through. The slot of a delivery is its position.
 
-use crate::core::Core;
 use crate::group::Group;
+use crate::letter::{Letter, finish};
 use crate::member::Member;
 use crate::partition::{Part, SharedPart};
-use crate::pending::{DELAYED, HELD};
+use crate::pending::HELD;
 use crate::topic::Topic;
 use crate::trace::What;
-use mq_api::{Disposition, Envelope, Failure, OnDeadLetter, Position, Reason, Settle, SettleStart, Settled, Source};
-use mq_core::{LetterFacts, Settlement, Verdict, key_hash};
+use mq_api::{Disposition, Settle, SettleStart, Settled, Source};
+use mq_core::Verdict;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 pub(crate) struct MemoryLane {
     pub(crate) member: Arc<Member>,
@@ -25,8 +23,6 @@ pub(crate) struct MemoryLane {
     pub(crate) source: Source,
     /// What a settlement is confirmed as.
     pub(crate) settled: Settled,
-    /// The group's place in the partition.
-    pub(crate) slot: usize,
 }
 
 impl MemoryLane {
@@ -41,7 +37,6 @@ impl MemoryLane {
             owner,
             source: self.source.clone(),
             settled: self.settled,
-            slot: self.slot,
         }
     }
 
@@ -104,7 +99,7 @@ impl Settle for MemoryLane {
         }
         let mut guard = self.part.lock();
         let part = &mut *guard;
-        let Some(group) = part.groups.get_mut(self.slot) else {
+        let Some(group) = part.groups.get_mut(self.group.number) else {
             drop(guard);
             return self.stale(position);
         };
@@ -135,7 +130,7 @@ impl Settle for MemoryLane {
         }
         let mut guard = self.part.lock();
         let part = &mut *guard;
-        let Some(group) = part.groups.get_mut(self.slot) else {
+        let Some(group) = part.groups.get_mut(self.group.number) else {
             drop(guard);
             return self.stale(first);
         };
@@ -192,17 +187,9 @@ impl Settle for MemoryLane {
             attempt: entry.attempt(),
             member: &self.member,
         };
-        let free = letter.settle(core, part, settlement);
-        part.waiting = true;
-        part.wake();
-        drop(guard);
-        self.member.end_suspect(self.number, position);
-        self.member.flow.give(1, entry.size as usize);
+        letter.carry_out(guard, entry.size, settlement);
         if verdict == Verdict::Transient {
             self.member.transient();
-        }
-        if free {
-            self.group.assign_free();
         }
         SettleStart::Done(self.settled)
     }
@@ -235,277 +222,5 @@ impl Settle for MemoryLane {
 
     fn source(&self) -> &Source {
         &self.source
-    }
-}
-
-/// An entry is settled for good. Says whether a draining partition may move now.
-pub(crate) fn finish(topic: &Topic, group: &Group, part: &mut Part, position: u64) -> bool {
-    let key = part.stored(position).and_then(|s| s.message.key.as_deref()).map(key_hash);
-    let Some(slot) = part.groups.get_mut(group.number) else { return false };
-    if let Some(entry) = slot.entries.get_mut(position) {
-        entry.state = 0;
-    }
-    slot.history.remove(&position);
-    slot.wake_lost(position);
-    if let (Some(gate), Some(key)) = (&mut slot.gate, key)
-        && let Some(next) = gate.leave(key)
-        && let Some(entry) = slot.entries.get_mut(next)
-    {
-        let attempt = entry.attempt();
-        entry.set(attempt, 0);
-        slot.again.insert(next);
-        part.waiting = true;
-    }
-    let Some(slot) = part.groups.get_mut(group.number) else { return false };
-    let draining = slot.draining;
-    if slot.advance() {
-        let upto = slot.entries.head();
-        part.trim(&topic.keep, upto);
-    }
-    draining && group.drained_maybe(part)
-}
-
-/// For the engine's driver: carries out a settlement that the engine decided; stale if the member does not hold it.
-pub(crate) fn carry(
-    member: &Arc<Member>,
-    topic: &Arc<Topic>,
-    group: &Arc<Group>,
-    number: usize,
-    position: u64,
-    how: Settlement,
-) -> Settled {
-    let Some(shared) = topic.parts.get(number) else { return Settled::Stale };
-    let mut guard = shared.lock();
-    let part = &mut *guard;
-    let held = part.groups.get_mut(group.number).and_then(|g| g.held_by_member(member.id, position).copied());
-    let Some(entry) = held.filter(|_| !member.is_crashed()) else { return Settled::Stale };
-    if let (Settlement::Ack, Some(trace)) = (&how, &member.core.trace) {
-        let source = Source::new(topic.name.clone(), Some(group.name.clone())).at(Some(number as u32), 0);
-        let id = part.stored(position).map(|s| s.message.id.clone()).unwrap_or_default();
-        trace.push(What::Acked, member.place(&source, position), &id);
-    }
-    let letter = Letter { topic, group, part: number, position, attempt: entry.attempt(), member };
-    let free = letter.settle(&member.core, part, how);
-    part.waiting = true;
-    part.wake();
-    drop(guard);
-    member.end_suspect(number, position);
-    member.flow.give(1, entry.size as usize);
-    if free {
-        group.assign_free();
-    }
-    Settled::Confirmed(member.core.capabilities.settle_level)
-}
-
-/// A delivery was held too long.
-pub(crate) fn time_out(member: &Arc<Member>, topic: &Arc<Topic>, group: &Arc<Group>, number: usize, position: u64) {
-    let Some(shared) = topic.parts.get(number) else { return };
-    let mut guard = shared.lock();
-    let part = &mut *guard;
-    let Some(entry) = part.groups.get_mut(group.number).and_then(|g| g.held_by_member(member.id, position).copied())
-    else {
-        return;
-    };
-    let how = member.policy.timed_out(entry.attempt(), member.core.env.random_share());
-    let letter = Letter { topic, group, part: number, position, attempt: entry.attempt(), member };
-    let free = letter.settle(&member.core, part, how);
-    part.waiting = true;
-    part.wake();
-    drop(guard);
-    member.end_suspect(number, position);
-    member.flow.give(1, entry.size as usize);
-    if free {
-        group.assign_free();
-    }
-}
-
-/// One entry, and what is to be done with it.
-pub(crate) struct Letter<'a> {
-    pub(crate) topic: &'a Arc<Topic>,
-    pub(crate) group: &'a Arc<Group>,
-    pub(crate) part: usize,
-    pub(crate) position: u64,
-    pub(crate) attempt: u32,
-    pub(crate) member: &'a Member,
-}
-
-impl Letter<'_> {
-    fn trace(&self, core: &Core, part: &Part, what: What) {
-        if let Some(trace) = &core.trace {
-            let source = self.source();
-            let id = part.stored(self.position).map(|s| s.message.id.clone()).unwrap_or_default();
-            trace.push(what, self.member.place(&source, self.position), &id);
-        }
-    }
-
-    fn source(&self) -> Source {
-        Source::new(self.topic.name.clone(), Some(self.group.name.clone())).at(Some(self.part as u32), 0)
-    }
-
-    /// Carries out a settlement under the partition's lock. Says whether a draining partition may move now.
-    pub(crate) fn settle(&self, core: &Core, part: &mut Part, how: Settlement) -> bool {
-        match how {
-            Settlement::Ack => finish(self.topic, self.group, part, self.position),
-            Settlement::Release => {
-                self.trace(core, part, What::Released);
-                self.again(core, part, Duration::ZERO, self.attempt, None);
-                false
-            }
-            Settlement::Retry { after, attempt, cause } => {
-                let error = cause.as_ref().map(|c| c.chain().to_owned());
-                self.trace(core, part, What::Retried { after, error });
-                core.hooks.retried(&self.source(), attempt, after);
-                self.again(core, part, after, attempt, cause);
-                part.groups.get(self.group.number).is_some_and(|g| g.draining) && self.group.drained_maybe(part)
-            }
-            Settlement::Discard { reason, error } => {
-                let id = part.stored(self.position).map(|s| s.message.id.clone()).unwrap_or_default();
-                let error = error.as_ref().map_or("", |e| e.chain());
-                tracing::warn!(topic = %self.topic.name, %id, %reason, error, "message discarded: dead letters are off");
-                core.hooks.discarded(&self.source(), &reason);
-                self.trace(core, part, What::Discarded(reason.to_string()));
-                finish(self.topic, self.group, part, self.position)
-            }
-            Settlement::DeadLetter { reason, error, attempts } => {
-                self.dead_letter(core, part, reason, error.as_deref(), attempts)
-            }
-        }
-    }
-
-    /// Its consumers died with it alone.
-    pub(crate) fn settle_crashed(&self, core: &Core, part: &mut Part) {
-        let how = self.member.policy.crashed(self.attempt);
-        self.settle(core, part, how);
-    }
-
-    /// The dead letter could not be written: the original stays, in nobody's hands, and the write is tried again. When its
-    /// member is gone by then, it is anybody's.
-    fn write_later(&self, core: &Core, part: &mut Part, reason: Reason, error: Option<&Failure>, attempts: u32) {
-        let Some(slot) = part.groups.get_mut(self.group.number) else { return };
-        slot.wake_lost(self.position);
-        if let Some(entry) = slot.entries.get_mut(self.position) {
-            entry.set(self.attempt, DELAYED);
-        }
-        let error = error.cloned().map(Box::new);
-        let (topic, group) = (Arc::downgrade(self.topic), Arc::downgrade(self.group));
-        let (member, number) = (self.member.handle(), self.part);
-        let (position, attempt, suspect_at) = (self.position, self.attempt, self.member.suspect_at());
-        core.timer.at(core.env.now() + Duration::from_secs(1), move || {
-            let (Some(topic), Some(group)) = (topic.upgrade(), group.upgrade()) else { return };
-            if let Some(member) = member.upgrade() {
-                member.renew_dead();
-            }
-            let mut guard = topic.parts[number].lock();
-            let part = &mut *guard;
-            let Some(slot) = part.groups.get_mut(group.number) else { return };
-            if slot.deleted || !slot.entries.get(position).is_some_and(|e| e.is(DELAYED)) {
-                return;
-            }
-            let free = match member.upgrade().filter(|m| !m.is_crashed()) {
-                Some(member) => {
-                    let letter =
-                        Letter { topic: &topic, group: &group, part: number, position, attempt, member: &member };
-                    letter.settle(&member.core, part, Settlement::DeadLetter { reason, error, attempts })
-                }
-                None => {
-                    slot.make_due(position, attempt, suspect_at);
-                    false
-                }
-            };
-            part.waiting = true;
-            part.wake();
-            drop(guard);
-            if free {
-                group.assign_free();
-            }
-        });
-    }
-
-    fn again(&self, core: &Core, part: &mut Part, after: Duration, attempt: u32, cause: Option<Box<Failure>>) {
-        let Some(slot) = part.groups.get_mut(self.group.number) else { return };
-        if let Some(cause) = cause {
-            slot.history.entry(self.position).or_default().failure = Some(cause);
-        }
-        slot.wake_lost(self.position);
-        if after.is_zero() {
-            slot.make_due(self.position, attempt, self.member.suspect_at());
-            return;
-        }
-        let due = core.env.now() + after;
-        if let Some(entry) = slot.entries.get_mut(self.position) {
-            entry.set(attempt, DELAYED);
-        }
-        slot.delayed.insert((due, self.position), ());
-        let (topic, number, group) = (Arc::downgrade(self.topic), self.part, self.group.number);
-        let (env, suspect_at) = (core.env.clone(), self.member.suspect_at());
-        core.timer.at(due, move || {
-            let Some(topic) = topic.upgrade() else { return };
-            let mut part = topic.parts[number].lock();
-            let Some(slot) = part.groups.get_mut(group) else { return };
-            if slot.release_due(env.now(), suspect_at).0 {
-                part.waiting = true;
-                part.wake();
-            }
-        });
-    }
-
-    /// Written to the dead letters and settled here in one step.
-    fn dead_letter(
-        &self,
-        core: &Core,
-        part: &mut Part,
-        reason: Reason,
-        error: Option<&Failure>,
-        attempts: u32,
-    ) -> bool {
-        let Some(stored) = part.stored(self.position).cloned() else {
-            return finish(self.topic, self.group, part, self.position);
-        };
-        let Some(dead) = self.member.dead() else {
-            return finish(self.topic, self.group, part, self.position);
-        };
-        let source = self.source();
-        let facts = LetterFacts {
-            reason: reason.clone(),
-            error,
-            attempts,
-            position: Position::offset(self.position),
-            first_seen: None,
-            now: core.env.wall(),
-            redrives: mq_core::redrive::redrives(&stored.message.headers),
-        };
-        let envelope: Envelope = self.member.policy.envelope(&source, &facts);
-        let message = envelope.dead_letter(&stored.message);
-        let size = message.size() as u32;
-        {
-            // Partitions of two topics, the dead-letter one last; a dead-letter topic has no dead letters of its own.
-            let mut letters = dead.parts[dead.pick(&message)].lock();
-            if dead.deleted.load(Acquire) || dead.refuse.load(Acquire) || !letters.make_room(size, &dead.keep) {
-                drop(letters);
-                let why = match dead.deleted.load(Acquire) {
-                    true => format!("topic '{}' was deleted", dead.name),
-                    false => dead.full().to_string(),
-                };
-                let text = format!("dead letters cannot be written, so originals wait: {why}");
-                self.member.trouble(Some(text));
-                self.write_later(core, part, reason, error, attempts);
-                return false;
-            }
-            let spent = letters.spent(&dead.keep);
-            letters.append(message, size, 0, spent);
-            letters.wake();
-        }
-        self.member.trouble(None);
-        core.hooks.dead_lettered(&source, &reason);
-        self.trace(core, part, What::DeadLettered(reason.to_string()));
-        let key = stored.message.key.as_deref().map(key_hash);
-        drop(stored);
-        if self.member.sub.on_dead_letter == OnDeadLetter::ParkKey
-            && let Some(key) = key
-            && let Some(slot) = part.groups.get_mut(self.group.number)
-        {
-            slot.parked_keys.insert(key);
-        }
-        finish(self.topic, self.group, part, self.position)
     }
 }

@@ -19,14 +19,10 @@ pub(crate) struct Keep {
     pub(crate) history: u64,
     /// Handled messages at which the oldest go, down to `history`: a little more, so that what comes finds allocations to use.
     pub(crate) most: u64,
-    /// Messages at most; beyond it sends are refused. A log takes any.
+    /// Messages at most; beyond it sends are refused, or in a log the oldest go.
     pub(crate) capacity: u64,
-    /// Bytes at most; beyond it sends are refused. A log takes any.
+    /// Bytes at most; beyond it sends are refused, or in a log the oldest go.
     pub(crate) bytes: u64,
-    /// In a log: messages beyond which the oldest go.
-    pub(crate) max: u64,
-    /// In a log: bytes beyond which the oldest go.
-    pub(crate) max_bytes: u64,
     /// In a log: the oldest age.
     pub(crate) age: Option<Duration>,
     /// Whether the oldest go, handled or not.
@@ -53,12 +49,6 @@ pub(crate) struct Part {
 
 pub(crate) type SharedPart = Arc<Mutex<Part>>;
 
-/// See [`Part::spent`].
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Spent {
-    until: u64,
-}
-
 #[cold]
 #[inline(never)]
 fn fresh(message: Message, size: u32) -> Arc<Stored> {
@@ -83,38 +73,42 @@ impl Keep {
     /// Until every group has handled it, at most so many messages and bytes; then as history.
     pub(crate) fn handled(history: u64, capacity: u64, bytes: u64) -> Self {
         let most = history.saturating_add(history.min(SPARE as u64));
-        Self { history, most, capacity, bytes, max: u64::MAX, max_bytes: u64::MAX, age: None, is_log: false }
+        Self { history, most, capacity, bytes, age: None, is_log: false }
     }
 
     /// The newest, handled or not.
     pub(crate) fn log(max: Option<u64>, age: Option<Duration>, bytes: u64) -> Self {
-        let all = u64::MAX;
-        let max = max.unwrap_or(all);
-        Self { history: all, most: all, capacity: all, bytes: all, max, max_bytes: bytes, age, is_log: true }
+        let capacity = max.unwrap_or(u64::MAX);
+        Self { history: u64::MAX, most: u64::MAX, capacity, bytes, age, is_log: true }
+    }
+
+    /// Whether one more of `size` bytes may come to so many messages and bytes.
+    #[inline(always)]
+    fn admits(&self, count: u64, bytes: u64, size: u32) -> bool {
+        self.is_log || (count < self.capacity && bytes + u64::from(size) <= self.bytes)
     }
 }
 
 impl Part {
-    /// Whether a message of `size` bytes has room.
-    #[inline]
-    pub(crate) fn has_room(&self, size: u32, keep: &Keep) -> bool {
-        (self.log.len() as u64) < keep.capacity && self.bytes + u64::from(size) <= keep.bytes
+    /// Whether a message of `size` bytes has room, if need be when history gives way to it.
+    #[inline(always)]
+    pub(crate) fn admits(&mut self, size: u32, keep: &Keep) -> bool {
+        keep.admits(self.log.len() as u64, self.bytes, size) || self.make_room(size, keep)
     }
 
-    /// Whether it has room, if need be when history gives way to it.
+    #[cold]
     #[inline(never)]
-    pub(crate) fn make_room(&mut self, size: u32, keep: &Keep) -> bool {
+    fn make_room(&mut self, size: u32, keep: &Keep) -> bool {
         // Looked at before anything is dropped: a message that will be refused must not cost the history.
         let (mut count, mut bytes) = (self.log.len() as u64, self.bytes);
-        let fits = |count: u64, bytes: u64| count < keep.capacity && bytes + u64::from(size) <= keep.bytes;
         let (head, handled) = (self.log.head(), self.handled());
         let mut end = head;
-        while !fits(count, bytes) {
+        while !keep.admits(count, bytes, size) {
             if end >= handled {
                 return false;
             }
-            let size = self.stored(end).map_or(0, |stored| stored.size);
-            (end, count, bytes) = (end + 1, count - 1, bytes - u64::from(size));
+            bytes -= self.stored(end).map_or(0, |stored| u64::from(stored.size));
+            (end, count) = (end + 1, count - 1);
         }
         (head..end).for_each(|_| self.drop_oldest());
         true
@@ -122,17 +116,17 @@ impl Part {
 
     /// Up to where `append` may take the oldest messages away: all groups have handled them, and the history is full.
     #[inline(always)]
-    pub(crate) fn spent(&self, keep: &Keep) -> Spent {
+    pub(crate) fn spent(&self, keep: &Keep) -> u64 {
         // Looked at first, since it is one look, and asking all groups is one for each.
         let none = self.log.len() as u64 <= keep.history;
-        Spent { until: if none { 0 } else { self.handled().saturating_sub(keep.history) } }
+        if none { 0 } else { self.handled().saturating_sub(keep.history) }
     }
 
     /// Puts a message at the end. Steady state allocates nothing: what leaves the history gives its allocation to what comes.
     #[inline(always)]
-    pub(crate) fn append(&mut self, message: Message, size: u32, only: u32, spent: Spent) -> u64 {
+    pub(crate) fn append(&mut self, message: Message, size: u32, only: u32, spent: u64) -> u64 {
         self.bytes += u64::from(size);
-        let used = match self.log.head() < spent.until {
+        let used = match self.log.head() < spent {
             true => self.take_oldest(),
             false => self.spare.pop(),
         };
@@ -239,7 +233,7 @@ impl Part {
         }
         let first = self.log.head();
         loop {
-            let too_many = self.log.len() as u64 > keep.max || self.bytes > keep.max_bytes;
+            let too_many = self.log.len() as u64 > keep.capacity || self.bytes > keep.bytes;
             let Some(cell) = self.log.front_mut() else { break };
             let stamp = cell.stored.as_ref().and_then(|s| s.message.timestamp);
             let too_old =
@@ -314,7 +308,7 @@ impl Part {
     /// Whether a log has something to drop.
     #[inline]
     pub(crate) fn is_over(&self, keep: &Keep) -> bool {
-        keep.is_log && (self.log.len() as u64 > keep.max || self.bytes > keep.max_bytes || keep.age.is_some())
+        keep.is_log && (self.log.len() as u64 > keep.capacity || self.bytes > keep.bytes || keep.age.is_some())
     }
 
     /// The first position stored at or after `time`.

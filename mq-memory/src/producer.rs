@@ -88,11 +88,9 @@ impl MemoryProducer {
     fn make_way(&self, message: &mut Message) -> Option<(MutexGuard<'_, Part>, usize, u32)> {
         let topic = self.short()?;
         let size = stamp(message, &self.spec, || self.core.env.wall()).ok()?;
-        let (number, shared) = topic.pick_part(message);
+        let (number, shared) = topic.pick(message);
         let mut part = shared.lock();
-        // Here and not in the long way, which would pick another partition.
-        let room = part.has_room(size, &topic.keep) || part.make_room(size, &topic.keep);
-        room.then_some((part, number, size))
+        part.admits(size, &topic.keep).then_some((part, number, size))
     }
 
     #[cold]
@@ -111,15 +109,14 @@ impl MemoryProducer {
     }
 
     fn append(&self, topic: &Topic, message: &mut Message, size: u32) -> SendResult {
-        let number = topic.pick(message);
-        let shared = &topic.parts[number];
+        let (number, shared) = topic.pick(message);
         let core = &*self.core;
         let mut part = shared.lock();
         if !core.capabilities.retains_without_group && !topic.has_takers_in(&part) {
             drop(part);
             return self.without_takers(topic);
         }
-        if !part.make_room(size, &topic.keep) {
+        if !part.admits(size, &topic.keep) {
             return Err(topic.full());
         }
         if core.watched {
@@ -241,7 +238,7 @@ impl MemoryProducer {
         let spent = part.spent(&topic.keep);
         for mut message in messages.drain(..) {
             let refused = match stamp(&mut message, &self.spec, || now) {
-                Ok(size) if part.has_room(size, &topic.keep) || part.make_room(size, &topic.keep) => {
+                Ok(size) if part.admits(size, &topic.keep) => {
                     part.append(message, size, 0, spent);
                     continue;
                 }

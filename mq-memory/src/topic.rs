@@ -44,17 +44,12 @@ impl Topic {
 
     /// The partition of a message, and its number.
     #[inline(always)]
-    pub(crate) fn pick_part(&self, message: &Message) -> (usize, &SharedPart) {
+    pub(crate) fn pick(&self, message: &Message) -> (usize, &SharedPart) {
         if let [only] = &*self.parts {
             return (0, only);
         }
         let number = self.pick_of_many(message.key.as_deref());
         (number, &self.parts[number])
-    }
-
-    #[inline(always)]
-    pub(crate) fn pick(&self, message: &Message) -> usize {
-        if self.parts.len() == 1 { 0 } else { self.pick_of_many(message.key.as_deref()) }
     }
 
     #[inline(never)]
