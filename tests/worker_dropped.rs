@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test's panic is its report")]
 
 use anymq::prelude::*;
+use anymq::worker::Routes;
 use anymq::{Broker, CloseReport, Count, Message, Topic};
 use mq_memory::{MemoryBroker, MemoryConfig};
 use std::collections::BTreeSet;
@@ -31,56 +32,54 @@ fn orders() -> Subscription {
     Subscription::group("orders", "billing").concurrency(2)
 }
 
+fn worker(broker: Arc<dyn Broker>, handled: Handled) -> Worker<Handled, impl Routes> {
+    Worker::new(broker).state(handled).route(orders(), handle)
+}
+
+/// Stops the worker when it has handled some and has some in hand.
+async fn shut_down_midway(handle: WorkerHandle) {
+    tokio::time::sleep(Duration::from_millis(25)).await;
+    handle.shutdown();
+}
+
 const DROPPED: [(&str, Dropped); 5] = [
     ("run", |broker, handled| {
         Box::pin(async move {
-            let worker = Worker::new(broker).state(handled).route(orders(), handle);
+            let worker = worker(broker, handled);
             let handle = worker.handle();
-            let later = async {
-                tokio::time::sleep(Duration::from_millis(25)).await;
-                handle.shutdown();
-            };
-            let (report, ()) = tokio::join!(worker.run(), later);
-            report.unwrap();
+            tokio::join!(worker.run(), shut_down_midway(handle)).0.unwrap();
         })
     }),
     ("run_until", |broker, handled| {
         Box::pin(async move {
-            let worker = Worker::new(broker).state(handled).route(orders(), handle);
-            worker.run_until(tokio::time::sleep(Duration::from_millis(25))).await.unwrap();
+            let midway = tokio::time::sleep(Duration::from_millis(25));
+            worker(broker, handled).run_until(midway).await.unwrap();
         })
     }),
     ("run_until_signal", |broker, handled| {
         Box::pin(async move {
-            let worker = Worker::new(broker).state(handled).route(orders(), handle);
+            let worker = worker(broker, handled);
             let handle = worker.handle();
-            let later = async {
-                tokio::time::sleep(Duration::from_millis(25)).await;
-                handle.shutdown();
-            };
-            let (report, ()) = tokio::join!(worker.run_until_signal(), later);
-            report.unwrap();
+            tokio::join!(worker.run_until_signal(), shut_down_midway(handle)).0.unwrap();
         })
     }),
     ("running", |broker, handled| {
         Box::pin(async move {
-            let worker = Worker::new(broker).state(handled).route(orders(), handle);
+            let worker = worker(broker, handled);
             let handle = worker.handle();
             let look = async {
                 assert!(handle.running().await);
                 handle.shutdown();
             };
-            let (report, ()) = tokio::join!(worker.run(), look);
-            report.unwrap();
+            tokio::join!(worker.run(), look).0.unwrap();
         })
     }),
     ("ended", |broker, handled| {
         Box::pin(async move {
-            let worker = Worker::new(broker).state(handled).route(orders(), handle);
+            let worker = worker(broker, handled);
             let handle = worker.handle();
             handle.shutdown();
-            let (report, ()) = tokio::join!(worker.run(), handle.ended());
-            report.unwrap();
+            tokio::join!(worker.run(), handle.ended()).0.unwrap();
         })
     }),
 ];
@@ -108,7 +107,7 @@ async fn whole_after(polls: u32, name: &str, make: Dropped) -> bool {
     }
     // Nothing of the first worker is asked to end: dropping it was all.
     let second = memory.connect();
-    let worker = Worker::new(second.clone()).state(handled.clone()).route(orders(), handle);
+    let worker = worker(second.clone(), handled.clone());
     let done = async {
         while memory.open_work() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -51,14 +51,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         channel.basic_consume(queue, short(&session.member)?, BasicConsumeOptions::default(), FieldTable::default());
     let consumer = within(ANSWER, "consume", consume).await?;
     if session.generation > 1 {
-        session.events.push(Event::Gap(Gap {
-            topic: sub.topic.clone(),
-            partition: None,
-            from: None,
-            to: None,
-            count: None,
-            cause: GapCause::Disconnected,
-        }));
+        session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Disconnected)));
     }
     let lane = session.open_lane(None, session.generation);
     Ok(Box::pin(run(session, channel, consumer, lane)))

@@ -59,14 +59,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     declarer.done().await;
     amqp.remember(&place, &group);
     if found == Found::Made && session.generation > 1 {
-        session.events.push(Event::Gap(Gap {
-            topic: sub.topic.clone(),
-            partition: None,
-            from: None,
-            to: None,
-            count: None,
-            cause: GapCause::Deleted,
-        }));
+        session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Deleted)));
     }
     let channel = connections.channel(Role::Consume).await?;
     // Per consumer, not for the channel: quorum queues end the whole connection when asked for the latter.

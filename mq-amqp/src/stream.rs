@@ -51,7 +51,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     };
     if let Some(cause) = gap {
         let topic = sub.topic.clone();
-        session.events.push(Event::Gap(Gap { topic, partition, from: None, to: None, count: None, cause }));
+        session.events.push(Event::Gap(Gap { partition, ..Gap::new(topic, cause) }));
     }
     let channel = connections.channel(Role::Consume).await?;
     within(ANSWER, "set the prefetch", channel.basic_qos(PREFETCH, BasicQosOptions { global: false })).await?;

@@ -7,7 +7,7 @@ mod control;
 use control::load;
 use mq_api::{Broker, BrokerExt, ConsumerExt, ErrorKind, HealthState, Message, Subscription};
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
-use mq_testbed::{Certificates, Cluster, Folder, Formation, Kind, Pair, RabbitOptions, free_port};
+use mq_testbed::{Certificates, Cluster, Formation, Kind, Pair, RabbitOptions, free_port};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,7 @@ async fn works(broker: &Arc<dyn Broker>, topic: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_with_a_client_certificate_and_an_authority_of_ones_own() {
-    let folder = Folder::for_run().unwrap();
-    let made = Certificates::make(&folder.path().join("certificates")).unwrap();
+    let (made, _folder) = Certificates::for_run().unwrap();
     let client = |pair: &Pair| format!("cert={}&key={}", pair.certificate.display(), pair.key.display());
     let good = format!("ca={}&{}", made.authority.display(), client(&made.client));
     for (server, trusted) in [(&made.server, true), (&made.misnamed_server, false), (&made.expired_server, false)] {

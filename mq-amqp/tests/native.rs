@@ -7,9 +7,30 @@ mod control;
 use control::{Rabbit, next, quiet, text};
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use mq_api::{BrokerExt, ErrorKind, Message, Outcome, ProducerSpec, RetryPolicy, Subscription, Topic};
+use mq_api::{Broker, BrokerExt, ErrorKind, Message, Outcome, ProducerSpec, RetryPolicy, Subscription, Topic};
 use mq_testbed::RabbitOptions;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Of two consumers of a group with a single active one, the second gets nothing until the first is closed.
+async fn only_one_reads(broker: &Arc<dyn Broker>, topic: &str) {
+    let single = Subscription::group(topic, "one").native("single-active", "true");
+    let mut first = broker.subscribe(single.clone()).await.unwrap();
+    let mut second = broker.subscribe(single).await.unwrap();
+    let producer = broker.producer(topic).await.unwrap();
+    for n in 0..10 {
+        producer.send(Message::new(n.to_string())).await.unwrap();
+    }
+    for n in 0..10 {
+        let delivery = next(&mut first).await;
+        assert_eq!(text(&delivery), n.to_string());
+        delivery.ack().await;
+    }
+    quiet(&mut second, Duration::from_millis(300)).await;
+    first.control().close(Duration::from_secs(5)).await;
+    producer.send(Message::new("10")).await.unwrap();
+    assert_eq!(text(&next(&mut second).await), "10");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_queue_type_is_explained_and_final() {
@@ -111,22 +132,7 @@ async fn priorities_limits_and_single_active_consumers() {
     }
     let error = broker.subscribe(Subscription::group("t", "x").native("max-priority", "many")).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Config);
-    let single = Subscription::group("s", "one").native("single-active", "true");
-    let mut first = broker.subscribe(single.clone()).await.unwrap();
-    let mut second = broker.subscribe(single).await.unwrap();
-    let producer = broker.producer("s").await.unwrap();
-    for n in 0..10 {
-        producer.send(Message::new(n.to_string())).await.unwrap();
-    }
-    for n in 0..10 {
-        let delivery = next(&mut first).await;
-        assert_eq!(text(&delivery), n.to_string());
-        delivery.ack().await;
-    }
-    quiet(&mut second, Duration::from_millis(300)).await;
-    first.control().close(Duration::from_secs(5)).await;
-    producer.send(Message::new("10")).await.unwrap();
-    assert_eq!(text(&next(&mut second).await), "10");
+    only_one_reads(&broker, "s").await;
     // At most so many wait: more are refused, by all that is known.
     let spec = ProducerSpec::new("full").group("g").retention(mq_api::Retention::Handled { max: 5 });
     let producer = broker.producer(spec.retry_for(Duration::ZERO)).await.unwrap();
@@ -169,22 +175,7 @@ async fn messages_of_a_queue_with_a_time_to_live_end_in_the_dead_letters() {
 async fn a_single_active_consumer_of_a_quorum_queue() {
     let rabbit = Rabbit::start(RabbitOptions::default());
     let broker = rabbit.connect("").await;
-    let single = Subscription::group("t", "one").native("single-active", "true");
-    let mut first = broker.subscribe(single.clone()).await.unwrap();
-    let mut second = broker.subscribe(single).await.unwrap();
-    let producer = broker.producer("t").await.unwrap();
-    for n in 0..10 {
-        producer.send(Message::new(n.to_string())).await.unwrap();
-    }
-    for n in 0..10 {
-        let delivery = next(&mut first).await;
-        assert_eq!(text(&delivery), n.to_string());
-        delivery.ack().await;
-    }
-    quiet(&mut second, Duration::from_millis(300)).await;
-    first.control().close(Duration::from_secs(5)).await;
-    producer.send(Message::new("10")).await.unwrap();
-    assert_eq!(text(&next(&mut second).await), "10");
+    only_one_reads(&broker, "t").await;
     broker.close(Duration::from_secs(5)).await;
 }
 

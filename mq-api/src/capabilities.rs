@@ -67,6 +67,17 @@ pub enum Support {
     Unsupported(&'static str),
 }
 
+impl fmt::Display for Support {
+    /// For a table: `yes`, or how, or why not.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Native => f.write_str("yes"),
+            Self::Emulated(how) => write!(f, "emulated: {how}"),
+            Self::Unsupported(why) => write!(f, "no: {why}"),
+        }
+    }
+}
+
 /// Whether attempt numbers are exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptCounts {

@@ -34,6 +34,13 @@ pub struct Gap {
     pub cause: GapCause,
 }
 
+impl Gap {
+    /// One of which the cause is known, and nothing of where or how many.
+    pub fn new(topic: Topic, cause: GapCause) -> Self {
+        Self { topic, partition: None, from: None, to: None, count: None, cause }
+    }
+}
+
 /// Why there is a [`Gap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

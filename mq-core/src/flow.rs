@@ -135,16 +135,20 @@ impl Flow {
         if credit.count > 0 && credit.bytes > 0 {
             return Poll::Ready(credit);
         }
-        {
-            let mut taker = self.taker.lock();
-            if !taker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
-                *taker = Some(cx.waker().clone());
-            }
-        }
-        self.awaited.fetch_or(TAKER, Ordering::SeqCst);
+        self.await_given(cx);
         let used = self.used.load(Ordering::SeqCst);
         let credit = self.credit();
         if credit.count > 0 && credit.bytes > 0 && used >> 40 < self.max { Poll::Ready(credit) } else { Poll::Pending }
+    }
+
+    /// Who takes is woken by the next that is given back. Whoever calls this looks once more afterwards.
+    fn await_given(&self, cx: &mut Context<'_>) {
+        let mut taker = self.taker.lock();
+        if !taker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            *taker = Some(cx.waker().clone());
+        }
+        drop(taker);
+        self.awaited.fetch_or(TAKER, Ordering::SeqCst);
     }
 
     /// What is in hand now, to compare with: see [`poll_given`](Self::poll_given).
@@ -155,13 +159,7 @@ impl Flow {
     /// Ready when something was given back since `mark`. For the one task that takes, when there is credit but the next message
     /// has no room.
     pub fn poll_given(&self, mark: u64, cx: &mut Context<'_>) -> Poll<()> {
-        {
-            let mut taker = self.taker.lock();
-            if !taker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
-                *taker = Some(cx.waker().clone());
-            }
-        }
-        self.awaited.fetch_or(TAKER, Ordering::SeqCst);
+        self.await_given(cx);
         if self.used.load(Ordering::SeqCst) != mark { Poll::Ready(()) } else { Poll::Pending }
     }
 

@@ -163,14 +163,7 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
     let id = group_id(&sub.topic, group);
     let (reading, other) = cluster.reads(&session.member, &id, topic)?;
     if other {
-        session.events.push(Event::Gap(Gap {
-            topic: sub.topic.clone(),
-            partition: None,
-            from: None,
-            to: None,
-            count: None,
-            cause: GapCause::Deleted,
-        }));
+        session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Deleted)));
     }
     let main = consumer(cluster, session, &id, &native)?;
     // A member that has read of the group knows better than its subscription where it was: it was lost meanwhile.
@@ -215,7 +208,7 @@ fn subscribe(joining: &Joining, topics: &[&str]) -> Result<()> {
 mod tests {
     use super::capabilities;
     use crate::url::Settings;
-    use mq_api::{Durability, Feature, Support};
+    use mq_api::{Durability, Feature};
     use std::fmt::Write as _;
 
     /// The table of the crate's documentation.
@@ -223,12 +216,7 @@ mod tests {
         let all = capabilities(&Settings::parse("kafka://h").unwrap(), Durability::Disk);
         let mut text = "| feature | Kafka |\n|---|---|\n".to_owned();
         for feature in Feature::ALL.iter().copied() {
-            let word = match all.support(feature) {
-                Support::Native => "yes".to_owned(),
-                Support::Emulated(how) => format!("emulated: {how}"),
-                Support::Unsupported(why) => format!("no: {why}"),
-            };
-            writeln!(text, "| {feature} | {word} |").unwrap();
+            writeln!(text, "| {feature} | {} |", all.support(feature)).unwrap();
         }
         text
     }

@@ -26,8 +26,7 @@ struct Bed {
 impl Bed {
     /// A server whose certificate is one of those that were made.
     fn start(shows: impl Fn(&Certificates) -> Pair, acls: bool) -> Self {
-        let folder = Folder::for_run().unwrap();
-        let made = Certificates::make(&folder.path().join("certificates")).unwrap();
+        let (made, folder) = Certificates::for_run().unwrap();
         let [sasl, sasl_tls, tls] = [(); 3].map(|()| free_port().unwrap());
         let security =
             KafkaSecurity { sasl, sasl_tls, tls, server: shows(&made).both, authority: made.authority.clone(), acls };

@@ -115,14 +115,9 @@ impl MemoryConsumer {
                 }
             }
         }
-        self.member.events.push(Event::Gap(Gap {
-            topic: topic.name.clone(),
-            partition: None,
-            from: None,
-            to: None,
-            count: if same { Some(0) } else { None },
-            cause: GapCause::Deleted,
-        }));
+        let count = same.then_some(0);
+        let gap = Gap { count, ..Gap::new(topic.name.clone(), GapCause::Deleted) };
+        self.member.events.push(Event::Gap(gap));
         self.member.take_seat(topic.clone(), Some(group.clone()));
         self.group = group;
         self.group.join(&self.member);

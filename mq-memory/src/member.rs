@@ -327,14 +327,9 @@ impl Member {
         }
         for (number, queue) in self.unplugged.lock().drain(..) {
             topic.parts[number].lock().broadcast.push(queue);
-            self.events.push(Event::Gap(Gap {
-                topic: topic.name.clone(),
-                partition: Some(number as u32),
-                from: None,
-                to: None,
-                count: None,
-                cause: GapCause::Disconnected,
-            }));
+            let partition = Some(number as u32);
+            let gap = Gap { partition, ..Gap::new(topic.name.clone(), GapCause::Disconnected) };
+            self.events.push(Event::Gap(gap));
         }
         self.flow.open(Gate::Away);
         self.refresh();

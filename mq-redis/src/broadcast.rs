@@ -71,7 +71,7 @@ impl Reader {
     fn gap(&self, cause: GapCause, count: Option<u64>) {
         let from = (self.at != (0, 0)).then(|| Position::stream_id(self.at.0, self.at.1));
         let topic = self.session.subscription.topic.clone();
-        self.session.events.push(Event::Gap(Gap { topic, partition: None, from, to: None, count, cause }));
+        self.session.events.push(Event::Gap(Gap { from, count, ..Gap::new(topic, cause) }));
     }
 
     /// Entries up to the number `upto` are gone, or were handed over.

@@ -205,7 +205,7 @@ impl Member {
     pub(crate) fn gap(&self, cause: GapCause, count: Option<u64>) {
         let from = self.memory.lock().last;
         let topic = self.session.subscription.topic.clone();
-        self.session.events.push(Event::Gap(Gap { topic, partition: None, from, to: None, count, cause }));
+        self.session.events.push(Event::Gap(Gap { from, count, ..Gap::new(topic, cause) }));
     }
 
     /// What the session leaves for the next one of the same member.

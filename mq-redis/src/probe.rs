@@ -89,23 +89,18 @@ pub(crate) fn capabilities(options: &Options, facts: Option<&Facts>) -> Capabili
 mod tests {
     use super::capabilities;
     use crate::url::Options;
-    use mq_api::{Capabilities, Feature, Support};
+    use mq_api::Feature;
     use std::fmt::Write as _;
 
     /// The table of the crate's documentation.
     fn table() -> String {
         let of = |url: &str| capabilities(&Options::parse(url).unwrap(), None);
         let (streams, pubsub) = (of("redis://h"), of("redis+pubsub://h"));
-        let word = |all: &Capabilities, feature| match all.support(feature) {
-            Support::Native => "yes".to_owned(),
-            Support::Emulated(how) => format!("emulated: {how}"),
-            Support::Unsupported(why) => format!("no: {why}"),
-        };
         let mut text = "| feature | Streams | Pub/Sub |\n|---|---|---|\n".to_owned();
         for feature in Feature::ALL.iter().copied() {
-            let (one, other) = (word(&streams, feature), word(&pubsub, feature));
+            let other = pubsub.support(feature).to_string();
             let other = other.split(':').next().unwrap_or_default();
-            writeln!(text, "| {feature} | {one} | {other} |").unwrap();
+            writeln!(text, "| {feature} | {} | {other} |", streams.support(feature)).unwrap();
         }
         text
     }

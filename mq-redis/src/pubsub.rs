@@ -96,8 +96,7 @@ impl PubSub {
         let number = receiver.join(&place, &lane).await?;
         if session.generation > 1 {
             let topic = session.subscription.topic.clone();
-            let gap = Gap { topic, partition: None, from: None, to: None, count: None, cause: GapCause::Disconnected };
-            session.events.push(Event::Gap(gap));
+            session.events.push(Event::Gap(Gap::new(topic, GapCause::Disconnected)));
         }
         let hub = self.hub.clone();
         let link = link.clone();

@@ -7,7 +7,7 @@ use rcgen::{
     date_time_ymd,
 };
 
-use crate::{Problem, Result, folders, programs};
+use crate::{Folder, Problem, Result, folders, programs};
 
 /// A certificate and its key, as PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,16 @@ fn failed(what: &str) -> impl FnOnce(rcgen::Error) -> Problem {
 }
 
 impl Certificates {
+    /// Makes all of them in a folder of this run, which goes with what comes second.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn for_run() -> Result<(Self, Folder)> {
+        let folder = Folder::for_run()?;
+        let made = Self::make(&folder.path().join("certificates"))?;
+        Ok((made, folder))
+    }
+
     /// Makes all of them in the folder.
     ///
     /// # Errors

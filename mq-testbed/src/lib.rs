@@ -47,7 +47,7 @@ pub use greet::answers;
 pub use install::{provide_for_build, shortage};
 pub use kafka::{KafkaMember, KafkaOptions, KafkaSecurity};
 pub use kind::Kind;
-pub use need::{need, skip};
+pub use need::{missing, need, private, skip};
 pub use ports::free_port;
 pub use postgres::PostgresOptions;
 pub use problem::{Problem, Result};

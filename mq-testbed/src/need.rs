@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
-use crate::{Kind, Result, Server};
+use crate::{Kind, Result, Server, shortage};
 
 /// The URL of a server of that kind, shared by all tests of this process; use names of your own on it.
 ///
@@ -29,7 +29,23 @@ pub fn need(kind: Kind) -> Option<String> {
     }
 }
 
+/// What was started for this test alone, which may hurt it. `None` when it is not to be had: return then, for the test is noted
+/// as skipped, under its name.
+#[must_use]
+pub fn private<S>(started: Result<S>) -> Option<S> {
+    started.inspect_err(|problem| skip(&problem.to_string())).ok()
+}
+
+/// Whether this machine lacks what servers of that kind need: return then, for the running test is noted as skipped.
+#[must_use]
+pub fn missing(kind: Kind) -> bool {
+    shortage(kind).inspect(|problem| skip(&problem.to_string())).is_some()
+}
+
 /// Notes that the running test is skipped, where `cargo xtask test` finds it.
+///
+/// # Panics
+/// In continuous integration (`CI` is set), where nothing may be skipped.
 pub fn skip(reason: &str) {
     // libtest names each test's thread after the test.
     let thread = std::thread::current();
@@ -41,4 +57,5 @@ pub fn skip(reason: &str) {
         // A note that cannot be written is still on the test's output.
         let _ = writeln!(file, "{line}");
     }
+    assert!(std::env::var_os("CI").is_none(), "skipped in continuous integration: {line}");
 }

@@ -8,15 +8,11 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
-use mq_testbed::{Kind, RedisOptions, Server, answers, running, shortage, skip};
+use mq_testbed::{Kind, RedisOptions, Server, answers, missing, running};
 
 /// The server, or a noted skip on a machine that lacks its programs.
 fn server(kind: Kind) -> Option<Server> {
-    if let Some(problem) = shortage(kind) {
-        skip(&problem.to_string());
-        return None;
-    }
-    Some(Server::start(kind).unwrap())
+    (!missing(kind)).then(|| Server::start(kind).unwrap())
 }
 
 /// On a busy machine even a healthy server misses the patience of one try now and then.
@@ -86,8 +82,8 @@ fn redis_says(port: u16, command: &str) -> String {
 
 #[test]
 fn a_durable_redis_keeps_its_data_over_a_kill() {
-    if let Some(problem) = shortage(Kind::Redis) {
-        return skip(&problem.to_string());
+    if missing(Kind::Redis) {
+        return;
     }
     let mut server = RedisOptions { durable: true, ..RedisOptions::default() }.start().unwrap();
     assert_eq!(redis_says(server.port(), "SET key value"), "+OK\r\n");
@@ -98,8 +94,8 @@ fn a_durable_redis_keeps_its_data_over_a_kill() {
 
 #[test]
 fn a_server_behind_a_proxy_can_be_cut_off() {
-    if let Some(problem) = shortage(Kind::Redis) {
-        return skip(&problem.to_string());
+    if missing(Kind::Redis) {
+        return;
     }
     let (server, mut proxy) = Proxy::with_server(Kind::Redis, 7).unwrap();
     assert!(server.url_at(proxy.port()).contains(&proxy.port().to_string()));
@@ -114,8 +110,8 @@ fn a_server_behind_a_proxy_can_be_cut_off() {
 
 #[test]
 fn kafka_names_the_proxy_to_those_who_come_through_it() {
-    if let Some(problem) = shortage(Kind::Kafka) {
-        return skip(&problem.to_string());
+    if missing(Kind::Kafka) {
+        return;
     }
     let (server, proxy) = Proxy::with_server(Kind::Kafka, 7).unwrap();
     for port in [proxy.port(), server.port()] {

@@ -3,36 +3,13 @@
 // A test may unwrap: its panic is the report.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use mq_testbed::{
-    Certificates, KafkaOptions, KafkaSecurity, Kind, Pair, RabbitOptions, RedisOptions, free_port, shortage, skip,
+    Certificates, KafkaOptions, KafkaSecurity, Kind, Pair, RabbitOptions, RedisOptions, free_port, missing,
 };
-
-/// Certificates in a folder that goes with them.
-struct World {
-    made: Certificates,
-    folder: PathBuf,
-}
-
-impl World {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("anymq-{name}-{}", std::process::id()));
-        Self { made: Certificates::make(&folder).unwrap(), folder }
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-fn missing(kind: Kind) -> bool {
-    shortage(kind).inspect(|problem| skip(&problem.to_string())).is_some()
-}
 
 fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
@@ -72,8 +49,7 @@ fn redis_with_tls_and_users() {
     if missing(Kind::Redis) {
         return;
     }
-    let world = World::new("redis");
-    let certificates = &world.made;
+    let (certificates, _folder) = &Certificates::for_run().unwrap();
     let port = free_port().unwrap();
     let server = RedisOptions::default()
         .tls(port, certificates, &certificates.server)
@@ -96,8 +72,7 @@ fn a_server_can_have_a_bad_certificate() {
     if missing(Kind::Redis) {
         return;
     }
-    let world = World::new("bad");
-    let certificates = &world.made;
+    let (certificates, _folder) = &Certificates::for_run().unwrap();
     for (server, complaint) in [
         (&certificates.expired_server, "certificate has expired"),
         (&certificates.misnamed_server, "hostname mismatch"),
@@ -114,15 +89,15 @@ fn rabbitmq_with_tls_users_and_an_alarm() {
     if missing(Kind::RabbitMq) {
         return;
     }
-    let world = World::new("rabbitmq");
+    let (made, _folder) = Certificates::for_run().unwrap();
     let port = free_port().unwrap();
     let server = RabbitOptions::default()
-        .tls(port, &world.made, &world.made.server)
+        .tls(port, &made, &made.server)
         .user("app", "secret", "shop")
         .consumer_timeout(Duration::from_secs(3))
         .start()
         .unwrap();
-    demands_certificates(port, &world.made);
+    demands_certificates(port, &made);
     server.control(&["authenticate_user", "app", "secret"]).unwrap();
     assert!(server.control(&["authenticate_user", "app", "wrong"]).is_err());
     server.control(&["list_queues", "-p", "shop"]).unwrap();
@@ -137,8 +112,7 @@ fn kafka_with_tls_and_logins() {
     if missing(Kind::Kafka) {
         return;
     }
-    let world = World::new("kafka");
-    let certificates = &world.made;
+    let (certificates, _folder) = &Certificates::for_run().unwrap();
     let [sasl, sasl_tls, tls] = [(); 3].map(|()| free_port().unwrap());
     let security = KafkaSecurity {
         sasl,

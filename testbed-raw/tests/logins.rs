@@ -14,7 +14,7 @@ use lapin::types::FieldTable;
 use lapin::{BasicProperties, Connection, ConnectionProperties};
 use mq_testbed::{
     Certificates, KafkaOptions, KafkaResource, KafkaSecurity, Kind, Pair, RabbitOptions, RedisOptions, eventually,
-    free_port, kafka_allow, shortage, skip,
+    free_port, kafka_allow, missing,
 };
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
@@ -27,29 +27,6 @@ use rdkafka::types::RDKafkaErrorCode;
 
 /// An answer that takes longer than this does not come, on the busiest machine.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// Certificates in a folder that goes with them.
-struct World {
-    made: Certificates,
-    folder: PathBuf,
-}
-
-impl World {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("anymq-logins-{name}-{}", std::process::id()));
-        Self { made: Certificates::make(&folder).unwrap(), folder }
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-fn missing(kind: Kind) -> bool {
-    shortage(kind).inspect(|problem| skip(&problem.to_string())).is_some()
-}
 
 /// How a Kafka client comes in.
 #[derive(Clone)]
@@ -136,8 +113,7 @@ async fn kafka_by_password_and_by_certificate() {
     if missing(Kind::Kafka) {
         return;
     }
-    let world = World::new("kafka");
-    let made = &world.made;
+    let (made, _folder) = &Certificates::for_run().unwrap();
     let [sasl, sasl_tls, tls] = [(); 3].map(|()| free_port().unwrap());
     let security = KafkaSecurity {
         sasl,
@@ -230,8 +206,7 @@ async fn rabbitmq_by_password_over_tls() {
     if missing(Kind::RabbitMq) {
         return;
     }
-    let world = World::new("rabbitmq");
-    let made = &world.made;
+    let (made, _folder) = &Certificates::for_run().unwrap();
     let port = free_port().unwrap();
     let mut options = RabbitOptions::default().tls(port, made, &made.server).user("app", "secret", "shop");
     options = options.user("reader", "secret", "shop");
@@ -287,8 +262,7 @@ fn redis_by_acl_over_tls() {
     if missing(Kind::Redis) {
         return;
     }
-    let world = World::new("redis");
-    let made = &world.made;
+    let (made, _folder) = &Certificates::for_run().unwrap();
     let port = free_port().unwrap();
     let _server = RedisOptions::default()
         .tls(port, made, &made.server)

@@ -35,12 +35,10 @@ impl Member {
             self.told.insert(entry.partition);
             let partition = u32::try_from(entry.partition).ok();
             let gap = lost.get_or_insert(Gap {
-                topic: self.session.subscription.topic.clone(),
                 partition,
                 from: Some(seen),
                 to: Some(Position::offset(high)),
-                count: None,
-                cause: GapCause::Deleted,
+                ..Gap::new(self.session.subscription.topic.clone(), GapCause::Deleted)
             });
             if gap.partition != partition {
                 // Several: the topic as a whole.

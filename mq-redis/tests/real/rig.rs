@@ -17,13 +17,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(1);
 /// A server of this test's own; `None` is noted as skipped.
 pub(crate) fn server(durable: bool, lines: &[&str]) -> Option<Server> {
     let lines = lines.iter().map(|l| (*l).to_owned()).collect();
-    match (RedisOptions { durable, lines, ..RedisOptions::default() }).start() {
-        Ok(server) => Some(server),
-        Err(problem) => {
-            mq_testbed::skip(&problem.to_string());
-            None
-        }
-    }
+    mq_testbed::private(RedisOptions { durable, lines, ..RedisOptions::default() }.start())
 }
 
 pub(crate) async fn open(url: &str) -> Arc<dyn Broker> {
