@@ -86,7 +86,10 @@ fn program() -> PathBuf {
 
 #[allow(dead_code)] // Each test file uses a part of it.
 pub(crate) async fn next(consumer: &mut Box<dyn Consumer>) -> Delivery {
-    tokio::time::timeout(Duration::from_secs(60), consumer.recv()).await.expect("in time").unwrap().expect("a delivery")
+    match tokio::time::timeout(Duration::from_secs(60), consumer.recv()).await {
+        Ok(got) => got.unwrap().expect("a delivery"),
+        Err(_) => panic!("nothing came: {:?}", consumer.control().health().current()),
+    }
 }
 
 #[allow(dead_code)] // Each test file uses a part of it.
