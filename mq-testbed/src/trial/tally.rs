@@ -104,10 +104,12 @@ impl Tally {
         {
             since.newer_settled += usize::from(message.last_try.is_some_and(|at| at > since.end));
         }
-        match now.1 && !now.2 {
-            true if !(confirmed && !settled) => drop(self.open.insert(id.to_owned())),
-            false if confirmed && !settled => drop(self.open.remove(id)),
-            _ => {}
+        let (was_open, is_open) = (confirmed && !settled, now.1 && !now.2);
+        if is_open && !was_open {
+            self.open.insert(id.to_owned());
+        }
+        if was_open && !is_open {
+            self.open.remove(id);
         }
     }
 
