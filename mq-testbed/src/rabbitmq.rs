@@ -15,6 +15,8 @@ pub struct RabbitOptions {
     pub lines: Vec<String>,
     /// The content of `advanced.config`, for what `rabbitmq.conf` has no name for.
     pub advanced: Option<String>,
+    /// Plugins that are on; none by default.
+    pub plugins: Vec<String>,
     /// Users beside `guest`.
     pub users: Vec<RabbitUser>,
     /// Its place among several.
@@ -81,6 +83,19 @@ impl RabbitOptions {
             format!("ssl_options.keyfile = {}", server.key.display()),
             "ssl_options.verify = verify_peer".to_owned(),
             "ssl_options.fail_if_no_peer_cert = true".to_owned(),
+        ]);
+        self
+    }
+
+    /// Lets in, with [`tls`](Self::tls), whoever has a certificate with a user's name in it; passwords do as before.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn login_by_certificate(mut self) -> Self {
+        self.plugins.push("rabbitmq_auth_mechanism_ssl".into());
+        self.lines.extend([
+            "auth_mechanisms.1 = EXTERNAL".to_owned(),
+            "auth_mechanisms.2 = PLAIN".to_owned(),
+            "ssl_cert_login_from = common_name".to_owned(),
         ]);
         self
     }
@@ -249,7 +264,8 @@ impl Recipe for RabbitMq {
             lines.push(format!("load_definitions = {}", file.display()));
         }
         programs::write(&self.path.join("rabbitmq.conf"), &(lines.join("\n") + "\n"))?;
-        programs::write(&self.path.join("enabled_plugins"), "[].\n")?;
+        let plugins = format!("[{}].\n", self.options.plugins.join(","));
+        programs::write(&self.path.join("enabled_plugins"), &plugins)?;
         match &self.options.advanced {
             Some(terms) => programs::write(&self.path.join("advanced.config"), terms),
             None => Ok(()),
