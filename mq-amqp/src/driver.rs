@@ -19,13 +19,37 @@ pub(crate) struct Amqp {
     groups: Mutex<BTreeMap<String, BTreeSet<Group>>>,
     /// How often the stream of a reader was made again, by its member.
     streams: Mutex<BTreeMap<Arc<str>, u32>>,
+    pub(crate) cancels: Cancels,
+}
+
+/// Members whose consumer the broker cancelled, while connection and channel stayed: their queue was deleted. Where another
+/// program, or a producer of this one, makes it again first, the member finds it there as if nothing had been lost.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cancels(Arc<Mutex<BTreeSet<Arc<str>>>>);
+
+impl Cancels {
+    pub(crate) fn note(&self, member: &Arc<str>) {
+        self.0.lock().insert(member.clone());
+    }
+
+    /// Whether the last session of this member ended so. Asked once: a queue that is not there at once was away, not deleted
+    /// (the node of a classic one went down), or is made again, which tells as much.
+    pub(crate) fn take(&self, member: &Arc<str>) -> bool {
+        self.0.lock().remove(member)
+    }
 }
 
 impl Amqp {
     pub(crate) fn new(connections: Arc<Connections>, server: Option<String>) -> Self {
         let url = connections.url();
         let capabilities = Arc::new(capabilities(url.queue_type, url.heartbeat, server));
-        Self { connections, capabilities, groups: Mutex::default(), streams: Mutex::default() }
+        Self {
+            connections,
+            capabilities,
+            groups: Mutex::default(),
+            streams: Mutex::default(),
+            cancels: Cancels::default(),
+        }
     }
 
     pub(crate) fn remember(&self, place: &Place, group: &Group) {

@@ -15,11 +15,13 @@ pub(crate) struct Fetch {
     /// Fetched beyond the credit.
     pub(crate) stash: VecDeque<Delivery>,
     ended: Option<Error>,
+    /// The broker ended the consumer, and not a channel or a connection.
+    pub(crate) cancelled: bool,
 }
 
 impl Fetch {
     pub(crate) fn new(consumer: Consumer) -> Self {
-        Self { consumer, stash: VecDeque::new(), ended: None }
+        Self { consumer, stash: VecDeque::new(), ended: None, cancelled: false }
     }
 
     /// Why no more will come, once everything that came was taken.
@@ -43,6 +45,7 @@ impl Fetch {
                 Poll::Ready(None) => {
                     let text = "the broker cancelled the consumer: its queue was deleted, or its leader moved";
                     self.ended = Some(Error::new(ErrorKind::Disconnected, text));
+                    self.cancelled = true;
                 }
             }
         }

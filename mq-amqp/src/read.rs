@@ -6,7 +6,7 @@ use crate::connect::{Role, within};
 use crate::copies::{self, Copy, To};
 use crate::decode::{Arrived, decode};
 use crate::delay::{Ladder, millis, step};
-use crate::driver::Amqp;
+use crate::driver::{Amqp, Cancels};
 use crate::fault::fault;
 use crate::fetch::Fetch;
 use crate::flush::Flush;
@@ -36,6 +36,7 @@ pub(crate) const MAIN: u64 = 0;
 /// Opens a session.
 pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let connections = amqp.connections.clone();
+    let cancelled = amqp.cancels.take(&session.member);
     let sub = session.subscription.clone();
     let Some(group) = sub.group_name().cloned() else { return crate::broadcast::open(amqp, session).await };
     let place = Place::of(&sub.topic);
@@ -58,7 +59,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     };
     declarer.done().await;
     amqp.remember(&place, &group);
-    if found == Found::Made && session.generation > 1 {
+    if (found == Found::Made || cancelled) && session.generation > 1 {
         session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Deleted)));
     }
     let channel = connections.channel(Role::Consume).await?;
@@ -95,6 +96,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         alone,
         copying: 0,
         cancelled: false,
+        cancels: amqp.cancels.clone(),
     };
     Ok(Box::pin(async move {
         tokio::select! { biased;
@@ -128,6 +130,7 @@ pub(crate) struct Reader {
     /// Copies that are not confirmed.
     pub(crate) copying: usize,
     pub(crate) cancelled: bool,
+    cancels: Cancels,
 }
 
 impl Reader {
@@ -174,6 +177,9 @@ impl Reader {
                 What::Arrived(n) => {
                     self.push(n);
                     if let Some(error) = self.fetch.over() {
+                        if self.fetch.cancelled && self.channel.status().connected() {
+                            self.cancels.note(&self.session.member);
+                        }
                         break End::Lost(error);
                     }
                 }

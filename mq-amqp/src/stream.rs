@@ -25,6 +25,8 @@ const PREFETCH: u16 = 512;
 /// Opens a session.
 pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -> Result<Run> {
     let connections = amqp.connections.clone();
+    let cancels = amqp.cancels.clone();
+    let cancelled = cancels.take(&session.member);
     let sub = session.subscription.clone();
     let place = Place::of(&sub.topic);
     let options = options.retain(sub.retention)?;
@@ -32,7 +34,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let found = declarer.stream(&place, &options).await?;
     declarer.done().await;
     let again = session.generation > 1;
-    let made_again = again && found == Found::Made;
+    let made_again = again && (found == Found::Made || cancelled);
     // Places begin at 0 again in a stream that was made again: so they are those of another partition.
     let partition = amqp.stream_made(&session.member, made_again);
     // Behind the last that was seen, or at the first that nobody took.
@@ -62,10 +64,18 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let consume = channel.basic_consume(short(&stream)?, member, BasicConsumeOptions::default(), arguments);
     let consumer = within(ANSWER, &format!("read stream '{stream}'"), consume).await?;
     let lane = session.open_lane(partition, session.generation);
-    Ok(Box::pin(run(session, channel, Fetch::new(consumer), lane, next)))
+    let member = session.member.clone();
+    Ok(Box::pin(async move {
+        let mut fetch = Fetch::new(consumer);
+        let end = run(session, &channel, &mut fetch, lane, next).await;
+        if fetch.cancelled && channel.status().connected() {
+            cancels.note(&member);
+        }
+        end
+    }))
 }
 
-async fn run(session: Session, channel: Channel, mut fetch: Fetch, lane: Arc<Lane>, from: Option<Position>) -> End {
+async fn run(session: Session, channel: &Channel, fetch: &mut Fetch, lane: Arc<Lane>, from: Option<Position>) -> End {
     let mut plan = Plan::default();
     let mut tags = Tags::default();
     let mut frames = Vec::new();

@@ -74,6 +74,42 @@ async fn a_deleted_queue_is_made_again_and_reported() {
     broker.close(Duration::from_secs(5)).await;
 }
 
+/// The queue is made again by the first who misses it, and is there when the second looks: both lost what was in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_queue_is_reported_to_members_who_find_it_made_again() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    for kind in ["quorum", "classic"] {
+        let brokers =
+            [rabbit.connect(&format!("queue_type={kind}")).await, rabbit.connect(&format!("queue_type={kind}")).await];
+        let mut members = Vec::new();
+        for broker in &brokers {
+            members.push(broker.subscribe(Subscription::group(kind, "g")).await.unwrap());
+        }
+        let events: Vec<_> = members.iter().map(|member| member.control().events()).collect();
+        let (_raw, channel) = rabbit.raw().await;
+        channel.queue_delete(format!("{kind}..g").into(), QueueDeleteOptions::default()).await.unwrap();
+        for mut events in events {
+            let event = tokio::time::timeout(Duration::from_secs(20), events.next()).await.expect("a gap").unwrap();
+            assert!(matches!(event, Event::Gap(ref gap) if gap.cause == GapCause::Deleted), "{kind}: {event:?}");
+            assert_eq!(events.drain().len(), 0, "{kind}: one gap");
+        }
+        for member in &members {
+            // It runs again, and so reads what is sent now.
+            let running = || member.control().health().current().state == HealthState::Running;
+            assert!(tokio::task::block_in_place(|| mq_testbed::eventually(Duration::from_secs(20), running)), "{kind}");
+        }
+        brokers[0].producer(kind).await.unwrap().send(Message::new("after")).await.unwrap();
+        let [one, two] = &mut members[..] else { unreachable!("two") };
+        let got = tokio::time::timeout(Duration::from_secs(20), async {
+            tokio::select! { got = one.recv() => got, got = two.recv() => got }
+        });
+        assert_eq!(text(&got.await.expect("in time").unwrap().unwrap()), "after");
+        for broker in brokers {
+            broker.close(Duration::from_secs(5)).await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_whose_queue_is_gone_are_not_lost() {
     let rabbit = Rabbit::start(RabbitOptions::default());

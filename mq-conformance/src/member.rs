@@ -140,6 +140,10 @@ impl Member {
     /// # Errors
     /// What came.
     pub async fn stays_quiet_for(&mut self, time: Duration) -> Check {
+        if time.is_zero() {
+            // It has passed already. A timer of no time is not there yet when it is first looked at.
+            return Ok(());
+        }
         let came = tokio::select! { biased;
             // First: on a busy machine this may be polled only after the time, when what came then is as it should be.
             () = tokio::time::sleep(time) => return Ok(()),

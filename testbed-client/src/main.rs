@@ -43,6 +43,9 @@ async fn play(order: Order) -> Result<(), Failed> {
         Role::Consume => consume::run(&broker, &order).await?,
         Role::Inspect => inspect(&broker, &order).await?,
         Role::Destroy => {
+            // First, for RabbitMQ does not tell another program which groups a topic has. Where members are in the way of
+            // that, the group goes with its topic.
+            let _ = broker.admin().delete_group(&topic(&order), &order.group.as_str().into()).await;
             broker.admin().delete_topic(&topic(&order)).await?;
         }
     }
