@@ -32,8 +32,7 @@ impl Cancels {
         self.0.lock().insert(member.clone());
     }
 
-    /// Whether the last session of this member ended so. Asked once: a queue that is not there at once was away, not deleted
-    /// (the node of a classic one went down), or is made again, which tells as much.
+    /// Whether the last session of this member ended so; forgotten with the answer.
     pub(crate) fn take(&self, member: &Arc<str>) -> bool {
         self.0.lock().remove(member)
     }

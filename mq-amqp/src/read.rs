@@ -50,7 +50,16 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let queue = place.queue(&group);
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
     let letters = sub.dead_letter == DeadLetterPolicy::On;
-    let found = declarer.group(&place, &group, kind, &options, letters).await?;
+    let found = match declarer.group(&place, &group, kind, &options, letters).await {
+        Ok(found) => found,
+        Err(error) => {
+            // A classic queue that is away comes back with what was in it; any other was deleted, and is just being made.
+            if cancelled && (kind == QueueType::Quorum || error.kind() != ErrorKind::Unavailable) {
+                amqp.cancels.note(&session.member);
+            }
+            return Err(error);
+        }
+    };
     // Suspects are handed over alone only where they can end in the dead letters.
     let tracked = sub.dead_letter != DeadLetterPolicy::Forever && !session.at_most_once();
     let alone = match tracked {

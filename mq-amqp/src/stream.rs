@@ -31,7 +31,16 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let place = Place::of(&sub.topic);
     let options = options.retain(sub.retention)?;
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
-    let found = declarer.stream(&place, &options).await?;
+    let found = match declarer.stream(&place, &options).await {
+        Ok(found) => found,
+        Err(error) => {
+            if cancelled {
+                // Being made by another just now: it is another stream all the same.
+                cancels.note(&session.member);
+            }
+            return Err(error);
+        }
+    };
     declarer.done().await;
     let again = session.generation > 1;
     let made_again = again && (found == Found::Made || cancelled);
@@ -42,13 +51,14 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let next = resumed.and_then(|r| r.unsettled.or(r.seen.map(|seen| Position::offset(seen.major + 1))));
     let from = match next {
         Some(at) => AMQPValue::LongLongInt(i64::try_from(at.major).unwrap_or(i64::MAX)),
-        None if made_again => AMQPValue::LongString("first".into()),
+        // Of one that was made again, in this session or an attempt before it, nothing was seen.
+        None if partition.is_some() => AMQPValue::LongString("first".into()),
         None => options.offset(),
     };
     let gap = match next {
         _ if made_again => Some(GapCause::Deleted),
         // It begins at what comes now once more: nobody knows what came meanwhile.
-        None if again && options.is_from_now() => Some(GapCause::Disconnected),
+        None if again && partition.is_none() && options.is_from_now() => Some(GapCause::Disconnected),
         _ => None,
     };
     if let Some(cause) = gap {

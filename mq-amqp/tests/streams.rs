@@ -104,34 +104,6 @@ async fn a_deleted_stream_is_made_again_and_read_from_its_beginning() {
     broker.close(Duration::from_secs(5)).await;
 }
 
-/// The second reader finds it made again by the first, and its place in the old one means nothing in the new one.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_made_again_by_another_reader_is_read_from_its_beginning() {
-    let rabbit = Rabbit::start(RabbitOptions::default());
-    let brokers = [rabbit.connect("").await, rabbit.connect("").await];
-    let producer = producer(&brokers[0], "t").await;
-    send(&producer, 0..20).await;
-    let mut readers = [reader(&brokers[0], "t", "first").await, reader(&brokers[1], "t", "first").await];
-    let mut events = readers.each_ref().map(|reader| reader.control().events());
-    for reader in &mut readers {
-        expect(reader, 0..20).await;
-    }
-    let (_raw, channel) = rabbit.raw().await;
-    channel.queue_delete("t..stream".into(), QueueDeleteOptions::default()).await.unwrap();
-    for events in &mut events {
-        let event = tokio::time::timeout(Duration::from_secs(20), events.next()).await.expect("a gap").unwrap();
-        assert!(matches!(event, Event::Gap(ref gap) if gap.cause == GapCause::Deleted), "{event:?}");
-    }
-    send(&producer, 0..5).await;
-    for reader in &mut readers {
-        expect(reader, 0..5).await;
-    }
-    assert!(events.iter_mut().all(|events| events.drain().is_empty()), "one gap each");
-    for broker in brokers {
-        broker.close(Duration::from_secs(5)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_stream_cannot_do_is_refused_at_once() {
     let rabbit = Rabbit::start(RabbitOptions::default());

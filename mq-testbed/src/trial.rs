@@ -58,7 +58,7 @@ impl Load {
     /// up with, and less where members do not.
     #[must_use]
     pub const fn heavy(confirmed: usize) -> Self {
-        Self { rate: 2_500, keys: 1_000, work: Duration::ZERO, window: 500, hands: 100, confirmed }
+        Self { rate: 2_500, keys: 1_000, work: Duration::ZERO, window: 500, hands: 250, confirmed }
     }
 }
 
