@@ -256,7 +256,7 @@ async fn p3_7_what_waits_for_its_key_outlasts_a_change_of_order(t: Test) -> Chec
     again.stays_quiet().await?;
     let wanted: Vec<String> = (0..7).map(|n| format!("m{n}")).collect();
     let mut seen = of_key(&t, "k");
-    ensure_eq!(seen[4..], wanted[4..], "hand-overs since the group has order again");
+    ensure_eq!(seen[4..].to_vec(), wanted[4..].to_vec(), "hand-overs since the group has order again");
     seen.sort();
     ensure_eq!(seen, wanted, "hand-overs to all three members");
     t.all_settled(&c, GROUP).await
