@@ -55,7 +55,10 @@ const PILE: u64 = 2_000;
 /// Says all the time whether so many are piled up. A broker that does not answer is no reason to wait.
 async fn look(broker: Arc<dyn Broker>, order: Order, piled: Arc<AtomicBool>) {
     let (topic, group) = (crate::topic(&order), order.group.as_str().into());
-    while order.window > 1 {
+    if order.window == 1 {
+        return;
+    }
+    loop {
         let admin = broker.admin();
         let backlog = tokio::time::timeout(Duration::from_secs(2), admin.backlog(&topic, &group)).await;
         let ready = backlog.ok().and_then(Result::ok).map_or(0, |backlog| match backlog.ready {
