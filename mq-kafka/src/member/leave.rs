@@ -38,14 +38,16 @@ impl Member {
                     self.committer.ask(Job::Commit(marks.clone()));
                     let answer = loop {
                         match self.committer.next_within(left()) {
+                            // Of a flight that was given up.
+                            Some(Done::Committed(_)) if self.ignored > 0 => self.ignored -= 1,
                             Some(Done::Committed(result)) => break Some(result),
                             Some(_) => {}
                             None => break None,
                         }
                     };
                     match answer {
-                        Some(Ok(())) => confirmed = true,
-                        Some(Err(Code::RebalanceInProgress)) if !left().is_zero() => {
+                        Some(Some(Ok(()))) => confirmed = true,
+                        Some(Some(Err(Code::RebalanceInProgress))) if !left().is_zero() => {
                             self.poll_main();
                             std::thread::park_timeout(Duration::from_millis(50));
                             continue;
@@ -60,6 +62,8 @@ impl Member {
         } else {
             self.partitions.clear();
         }
+        // No answer is waited for any more, and what is asked of one that left is not answered.
+        self.committer.give_up();
         self.ctx.close();
         while let Some(change) = self.ctx.next_change() {
             let (Change::Assign(list) | Change::Revoke { list, .. }) = change;
