@@ -83,8 +83,7 @@ fn not_built(scheme: &Scheme) -> Error {
         ErrorKind::NotBuilt,
         format!(
             "'{name}://' needs the feature `{feature}` of the crate anymq, which this program was built without; \
-             in Cargo.toml: anymq = {{ version = \"{}\", features = [\"{feature}\"] }}. {}",
-            env!("CARGO_PKG_VERSION"),
+             give the line of anymq in Cargo.toml features = [\"{feature}\"]. {}",
             built()
         ),
     )

@@ -135,6 +135,36 @@ mod with_a_broker {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn two_handlers_of_one_group() {
+        let broker = connect("memory://twice").await.unwrap();
+        let billing = || Subscription::group("orders", "billing");
+        let members = [billing().member("a"), billing().member("b")];
+        let error = Worker::new(broker.clone())
+            .route(members.clone(), async || {})
+            .route(billing(), async || {})
+            .run()
+            .await
+            .unwrap_err();
+        says(&error, ErrorKind::Config, &["two routes", "'orders'", "'billing'", "different groups"], &[]);
+        // Several members that share a handler, and several groups, are fine.
+        let worker = Worker::new(broker)
+            .route(members, async || {})
+            .route(Subscription::group("orders", "analytics"), async || {});
+        let handle = worker.handle();
+        let running = tokio::spawn(worker.run());
+        assert!(handle.running().await);
+        handle.shutdown();
+        running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_handlers_than_deliveries() {
+        let broker = connect("memory://starved").await.unwrap();
+        let error = broker.subscribe(Subscription::group("orders", "billing").concurrency(300)).await.err().unwrap();
+        says(&error, ErrorKind::Config, &["concurrency is 300", "max_in_flight 256"], &[]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_missing_capability_is_named_at_the_start_of_the_worker() {
         let broker = connect("memory://caps?profile=redis").await.unwrap();
         let ordered = Subscription::group("orders", "billing").ordering(Ordering::PerKey);

@@ -81,7 +81,7 @@ async fn the_last_layer_is_the_outermost_and_wraps_only_routes_before_it() {
         .route(orders(), async || {})
         .layer(Named("inner", log.clone()))
         .layer(Named("outer", log.clone()))
-        .route(orders(), async || {});
+        .route(Subscription::group("orders", "analytics"), async || {});
     let driver = async {
         second.send("y");
         second.settle_count(1).await;

@@ -172,20 +172,50 @@ impl fmt::Display for Error {
     }
 }
 
+/// What `unwrap` and a `main` that returns an error print: kind, text and every cause below it, a line each. `{:#?}` shows the
+/// fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Error")
-            .field("kind", &self.0.kind)
-            .field("class", &self.0.class)
-            .field("outcome", &self.0.outcome)
-            .field("context", &self.0.context)
-            .field("source", &self.0.source)
-            .finish()
+        if f.alternate() {
+            return f
+                .debug_struct("Error")
+                .field("kind", &self.0.kind)
+                .field("class", &self.0.class)
+                .field("outcome", &self.0.outcome)
+                .field("context", &self.0.context)
+                .field("source", &self.0.source)
+                .finish();
+        }
+        write!(f, "{:?}: {self}", self.0.kind)?;
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            write!(f, "\n    caused by: {error}")?;
+            cause = error.source();
+        }
+        Ok(())
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|s| s as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_main_prints_is_for_people() {
+        let inner = Error::new(ErrorKind::Other, "connection refused");
+        let outer = Error::new(ErrorKind::Unavailable, "redis at h:1 cannot be reached")
+            .with_outcome(Outcome::NotSent)
+            .with_source(inner);
+        assert_eq!(
+            format!("{outer:?}"),
+            "Unavailable: redis at h:1 cannot be reached (not sent)\n    caused by: connection refused"
+        );
+        assert!(format!("{outer:#?}").contains("class: Transient"));
     }
 }

@@ -61,7 +61,7 @@ pub struct Subscription {
     pub partitions: Option<u32>,
     /// Retention of a topic that has to be made.
     pub retention: Option<Retention>,
-    /// For the worker: handlers running at a time. Default 1: safe for any handler.
+    /// For the worker: handlers running at a time, at most `max_in_flight`. Default 1: safe for any handler.
     pub concurrency: usize,
     /// Name of this member in listings and dead letters. Default: made from host, process and a random part.
     pub member: Option<String>,
@@ -325,6 +325,12 @@ impl Subscription {
         }
         if self.concurrency == 0 {
             return bad("concurrency is 0, so no handler could ever run; use 1 or more");
+        }
+        if self.concurrency > self.max_in_flight {
+            let (wanted, most) = (self.concurrency, self.max_in_flight);
+            return bad(&format!(
+                "concurrency is {wanted} and max_in_flight {most}: {most} handlers could ever be at work; raise max_in_flight to {wanted} or more"
+            ));
         }
         if self.retry.max_attempts == 0 {
             return bad("retry.max_attempts is 0; 1 means no retry");

@@ -210,6 +210,12 @@ impl MemoryBroker {
         members.values().filter_map(Weak::upgrade).find(|m| &*m.name == name && !m.is_crashed())
     }
 
+    /// Groups of this topic; none if there is no such topic.
+    pub fn groups(&self, topic: &mq_api::Topic) -> Vec<mq_api::Group> {
+        let groups = self.core.find_topic(topic).map(|topic| topic.live_groups()).unwrap_or_default();
+        groups.iter().map(|group| group.name.clone()).collect()
+    }
+
     /// What happened so far, if the broker records.
     pub fn trace(&self) -> Option<Arc<Trace>> {
         self.core.trace.clone()

@@ -58,8 +58,9 @@ impl<'a> On<'a> {
         self.is(Kind::DeadLettered, n)
     }
 
-    /// Messages that went to the dead letters, or were discarded, for this reason: `max-attempts`, `permanent`, `undecodable`,
-    /// `timeout`, `crash`, or the handler's own.
+    /// Of the dead-lettered and discarded messages, those with this reason: `max-attempts`, `permanent`, `undecodable`,
+    /// `timeout`, `crash`, or the handler's own. Says why, not how many: `nothing_else` still wants
+    /// [`dead_lettered`](Self::dead_lettered) or [`discarded`](Self::discarded).
     #[track_caller]
     pub fn because(self, reason: &str, n: u64) -> Self {
         let actual = self.tally.reasons.get(reason).copied().unwrap_or(0);

@@ -91,7 +91,7 @@ impl Start {
                 other => panic!("the worker ended before it started: {other:?}"),
             }
         }
-        Test { memory, broker, handle, running, books: Mutex::default() }
+        Test { memory, broker, handle, running: Mutex::new(Some(running)), books: Mutex::default() }
     }
 }
 
@@ -107,7 +107,8 @@ pub struct Test {
     memory: MemoryBroker,
     broker: Arc<dyn Broker>,
     handle: WorkerHandle,
-    running: JoinHandle<Result<Report>>,
+    /// Until it is shut down.
+    running: Mutex<Option<JoinHandle<Result<Report>>>>,
     books: Mutex<Books>,
 }
 
@@ -167,9 +168,21 @@ impl Test {
     }
 
     /// Assertions about a group.
+    ///
+    /// # Panics
+    /// When no group of that name ever received from that topic, so that a name with a slip in it does not pass by having done
+    /// nothing.
     #[must_use = "say what must have happened: `.handled(1)`"]
+    #[track_caller]
     pub fn on(&self, topic: impl Into<Topic>, group: impl Into<Group>) -> On<'_> {
-        On::new(self, topic.into(), group.into())
+        let (topic, group) = (topic.into(), group.into());
+        let groups = self.memory.groups(&topic);
+        let of_this = |event: &Happened| event.topic == topic && event.group.as_ref() == Some(&group);
+        if !groups.contains(&group) && !self.events().iter().any(of_this) {
+            let names: Vec<String> = groups.iter().map(ToString::to_string).collect();
+            self.fail(format_args!("{topic} has no group '{group}'; its groups are [{}]", names.join(", ")));
+        }
+        On::new(self, topic, group)
     }
 
     /// Asserts how many messages were sent to a topic, by the test and by handlers.
@@ -223,14 +236,19 @@ impl Test {
         self.memory.crash(member)
     }
 
-    /// Ends the worker as SIGTERM would, and says what it did.
+    /// Ends the worker as SIGTERM would, and says what it did. The broker stays, to assert on and to look at.
     ///
     /// # Errors
     /// As [`Worker::run`].
+    ///
+    /// # Panics
+    /// When it was shut down before.
     #[allow(clippy::panic, reason = "a test fails by a panic")]
-    pub async fn shut_down(mut self) -> Result<Report> {
+    pub async fn shut_down(&self) -> Result<Report> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(running) = running else { self.fail(format_args!("the worker was shut down before")) };
         self.handle.shutdown();
-        match (&mut self.running).await {
+        match running.await {
             Ok(report) => report,
             Err(error) => panic!("the worker's task ended: {error}"),
         }
@@ -272,7 +290,9 @@ impl Test {
 
 impl Drop for Test {
     fn drop(&mut self) {
-        self.running.abort();
+        if let Some(running) = self.running.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            running.abort();
+        }
     }
 }
 

@@ -189,6 +189,7 @@ impl<S, R: Routes> Worker<S, R> {
                 "the worker has no routes; add one with `.route(subscription, handler)`",
             ));
         }
+        Plan::check(&plans)?;
         let mut until = pin!(until);
         let mut stopped = pin!(handle.stopped());
         let opened = tokio::select! {

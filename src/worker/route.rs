@@ -5,7 +5,7 @@ use super::books::Report;
 use super::slots::Signal;
 use super::{Outcome, Request, runner::Runner};
 use futures_core::future::BoxFuture;
-use mq_api::{BoxError, Consumer, Error, Subscription};
+use mq_api::{BoxError, Consumer, Error, ErrorKind, Subscription};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -68,16 +68,44 @@ type Start = Box<dyn FnOnce(Box<dyn Consumer>, Arc<Signal>, Duration) -> BoxFutu
 
 /// A route whose types are no longer of interest: what to subscribe to, and how to begin.
 pub struct Plan {
+    /// Which call of `route` or `batch` it comes from.
+    pub(super) route: usize,
     pub(super) subscription: Subscription,
     pub(super) start: Start,
 }
 
 impl Plan {
     fn new(
+        route: usize,
         subscription: Subscription,
         start: impl FnOnce(Box<dyn Consumer>, Arc<Signal>, Duration) -> BoxFuture<'static, End> + Send + 'static,
     ) -> Self {
-        Self { subscription, start: Box::new(start) }
+        Self { route, subscription, start: Box::new(start) }
+    }
+
+    /// The number of the next route.
+    fn next(plans: &[Self]) -> usize {
+        plans.last().map_or(0, |plan| plan.route + 1)
+    }
+
+    /// Refuses two routes whose handlers would each get a part of one group's messages, by chance. Several members of one
+    /// group share a handler: one route with several subscriptions.
+    pub(super) fn check(plans: &[Self]) -> Result<(), Error> {
+        for (n, plan) in plans.iter().enumerate() {
+            let Some(group) = plan.subscription.group_name() else { continue };
+            let topic = &plan.subscription.topic;
+            let shares =
+                |other: &&Self| other.subscription.topic == *topic && other.subscription.group_name() == Some(group);
+            if plans.iter().take(n).find(shares).is_some_and(|other| other.route != plan.route) {
+                return Err(Error::new(
+                    ErrorKind::Config,
+                    format!(
+                        "two routes of this worker receive '{topic}' as group '{group}', so each message would go to one of the two handlers by chance; give the routes different groups, or use one handler"
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -95,9 +123,10 @@ impl<R: Routes, Svc: MessageService> Routes for (R, One<Svc>) {
     fn plans(self, plans: &mut Vec<Plan>) {
         self.0.plans(plans);
         let One { subscriptions, service } = self.1;
+        let route = Plan::next(plans);
         for subscription in subscriptions {
             let (sub, service) = (subscription.clone(), service.clone());
-            plans.push(Plan::new(subscription, move |consumer, signal, deadline| {
+            plans.push(Plan::new(route, subscription, move |consumer, signal, deadline| {
                 let mut runner = Runner::new(&sub, service, consumer, signal, deadline);
                 Box::pin(poll_fn(move |cx| runner.poll_run(cx)))
             }));
@@ -109,9 +138,10 @@ impl<R: Routes, Svc: BatchService> Routes for (R, Many<Svc>) {
     fn plans(self, plans: &mut Vec<Plan>) {
         self.0.plans(plans);
         let Many { subscriptions, service, max } = self.1;
+        let route = Plan::next(plans);
         for subscription in subscriptions {
             let (sub, service) = (subscription.clone(), service.clone());
-            plans.push(Plan::new(subscription, move |consumer, signal, deadline| {
+            plans.push(Plan::new(route, subscription, move |consumer, signal, deadline| {
                 let mut runner = BatchRunner::new(&sub, service, max, consumer, signal, deadline);
                 Box::pin(poll_fn(move |cx| runner.poll_run(cx)))
             }));
