@@ -58,7 +58,11 @@ pub(crate) enum Done {
     /// `None`: it is not known what became of it.
     Committed(Option<Result<(), Code>>),
     Looked(Result<bool>),
-    Low { partition: i32, expected: u64, low: Option<u64> },
+    Low {
+        partition: i32,
+        expected: u64,
+        low: Option<u64>,
+    },
 }
 
 /// Where a partition starts.
@@ -147,12 +151,7 @@ impl Committer {
     }
 }
 
-fn carry_out(
-    consumer: &BaseConsumer<Ctx>,
-    letters: Option<&Cluster>,
-    job: Job,
-    wanted: impl Fn() -> bool,
-) -> Done {
+fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job, wanted: impl Fn() -> bool) -> Done {
     match job {
         Job::Load(partitions) => Done::Loaded(load(consumer, letters, &partitions)),
         Job::Commit(marks) => {

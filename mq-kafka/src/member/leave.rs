@@ -84,8 +84,16 @@ impl Member {
             }
         }
         let ended = self.committer.end(if away { Duration::from_millis(50) } else { Duration::from_secs(2) });
-        tracing::debug!(topic = %self.topic, confirmed, ended, "left the group");
-        drop(consumer);
+        let left = consumer.closed();
+        tracing::debug!(topic = %self.topic, confirmed, ended, left, "closed");
+        if !left {
+            // It waits for a request that is not answered, for as long as a session or a request may take. What was in hand is
+            // settled or given back; nobody has to wait for the rest.
+            let rest = std::thread::Builder::new().name("anymq-kafka-end".to_owned());
+            if let Err(error) = rest.spawn(move || drop(consumer)) {
+                tracing::warn!(%error, "no thread for the end of a consumer");
+            }
+        }
         confirmed
     }
 }
