@@ -4,7 +4,7 @@
 
 use crate::connect::{Connections, Role};
 use crate::delay::Ladder;
-use crate::send::{ConfirmChannel, WINDOW, Writer};
+use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, short};
 use crate::wire::Notes;
 use mq_api::{Message, Provisioning, Result};
@@ -74,7 +74,7 @@ async fn serve(
     let mut writer: Writer<(Copy, Option<usize>)> = Writer::new(channel, connections.url().confirm_timeout);
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     let error = loop {
-        while writer.len() < WINDOW
+        while writer.room() > 0
             && let Some(job) = waiting.pop_front()
         {
             let now = session.env.now();

@@ -5,7 +5,7 @@ use crate::connect::{Connections, Role, within};
 use crate::delay::{Ladder, millis};
 use crate::driver::Amqp;
 use crate::options::{GroupOptions, ProducerOptions};
-use crate::send::{ConfirmChannel, WINDOW, Writer};
+use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, Place, short};
 use crate::url::QueueType;
 use crate::wire::Notes;
@@ -113,7 +113,7 @@ async fn run(
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let end = loop {
-        let room = WINDOW.saturating_sub(writer.len()).min(BATCH);
+        let room = writer.room().min(BATCH);
         tokio::select! { biased;
             () = tx.stop.cancelled() => break End::Closed,
             () = poll_fn(|cx| writer.poll_done(cx)) => {

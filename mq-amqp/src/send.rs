@@ -20,7 +20,10 @@ use tokio::time::Instant;
 
 /// Publishes without confirmation at a time. A confirmation of many scans all that are open, so that more costs more than it
 /// brings; measured: 256 to 1,000 is the best there is.
-pub(crate) const WINDOW: usize = 1_000;
+const WINDOW: usize = 1_000;
+
+/// When a channel ends, the client tells every publish at once. What has not heard of it by then never will.
+const ENDED: Duration = Duration::from_secs(1);
 
 /// A channel in confirm mode, and the connection that it lives on.
 pub(crate) struct ConfirmChannel {
@@ -63,8 +66,10 @@ pub(crate) struct Writer<T> {
     oldest: VecDeque<u64>,
     /// Outcomes that are certain.
     pub(crate) done: Vec<(T, Result<()>)>,
-    /// The channel ended.
+    /// The channel ended, and nothing of it is left without outcome.
     pub(crate) dead: Option<Error>,
+    /// Why it ended, and when; the outcomes of its publishes may still be on their way.
+    ending: Option<(Error, Instant)>,
     limit: Duration,
     waived: Instant,
 }
@@ -79,14 +84,15 @@ impl<T> Writer<T> {
             oldest: VecDeque::new(),
             done: Vec::new(),
             dead: None,
+            ending: None,
             limit,
             waived: Instant::now(),
         }
     }
 
-    /// Publishes that have no outcome yet.
-    pub(crate) fn len(&self) -> usize {
-        self.open.len()
+    /// How many more may be published now.
+    pub(crate) fn room(&self) -> usize {
+        if self.ending.is_some() { 0 } else { WINDOW.saturating_sub(self.open.len()) }
     }
 
     /// Queues one; a message that cannot be written has its outcome at once. `routing_key` wins over the message's own.
@@ -146,6 +152,13 @@ impl<T> Writer<T> {
                 }
             });
         }
+        // The client tells them one by one: the one that the channel was closed over may be the last, and has to have its own
+        // outcome, or it would be sent again as if it were a neighbour.
+        if self.flying.is_empty()
+            && let Some((error, _)) = self.ending.take()
+        {
+            self.dead = Some(error);
+        }
         if self.done.is_empty() && self.dead.is_none() { Poll::Pending } else { Poll::Ready(()) }
     }
 
@@ -166,7 +179,7 @@ impl<T> Writer<T> {
                 self.returns.gave_up(number, None);
                 let error = fault("publish", error);
                 let copy = Error::new(error.kind(), error.context().to_owned());
-                self.dead.get_or_insert(error);
+                self.ending.get_or_insert((error, Instant::now()));
                 copy
             }
         };
@@ -193,6 +206,9 @@ impl<T> Writer<T> {
     /// A publish that was in flight when its queue's leader froze may never be answered. Silence of a blocked connection is
     /// no silence.
     pub(crate) fn check(&mut self, now: Instant) -> Option<Error> {
+        if self.ending.as_ref().is_some_and(|(_, since)| now - *since > ENDED) {
+            return self.ending.take().map(|(error, _)| error);
+        }
         if self.channel.is_blocked() {
             self.waived = now;
         }

@@ -267,8 +267,7 @@ async fn killed_while_delaying_and_dead_lettering() {
         producer.send(Message::new("first")).await.unwrap();
         next(&mut consumer).await.nack_after(Duration::from_millis(1_100), "to make the delay queue").await;
         next(&mut consumer).await.ack().await;
-        // A quorum queue that was just declared is lost by a kill: known of the server, not ours to mend.
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        Rabbit::lasting().await;
         let sends: Vec<_> = (0..ALL).map(|n| producer.send(Message::new(n.to_string()))).collect();
         for send in sends {
             send.await.unwrap();

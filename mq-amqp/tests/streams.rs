@@ -64,6 +64,7 @@ async fn a_slow_reader_loses_nothing_and_goes_on_after_a_restart() {
     let mut rabbit = Rabbit::start(RabbitOptions::default());
     let broker = rabbit.connect("").await;
     let producer = producer(&broker, "t").await;
+    Rabbit::lasting().await;
     let sends: Vec<_> = (0..5_000u64).map(|n| producer.send(Message::new(n.to_string()))).collect();
     for send in sends {
         send.await.unwrap();

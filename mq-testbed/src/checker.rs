@@ -118,7 +118,7 @@ struct Sends<'a> {
     first_try: HashMap<&'a str, (u64, &'a str)>,
     /// When the first try began that led to a confirmation.
     confirmed: HashMap<&'a str, u64>,
-    /// Came back as unknown or rejected at least once; one that was not sent at all does no harm.
+    /// Came back as unknown or rejected at least once, or was tried again when a later message of its key had been tried.
     doubtful: BTreeSet<&'a str>,
 }
 
@@ -126,11 +126,17 @@ impl<'a> Sends<'a> {
     fn of(records: &'a [Record]) -> Self {
         let mut sends = Self { first_try: HashMap::new(), confirmed: HashMap::new(), doubtful: BTreeSet::new() };
         let mut last_try: HashMap<&str, u64> = HashMap::new();
+        let mut last_of_key: HashMap<(&str, &str), &str> = HashMap::new();
         for record in records {
             match &record.event {
                 Event::Sending { id, key } => {
+                    let again = sends.first_try.contains_key(id.as_str());
                     sends.first_try.entry(id).or_insert((record.at, key));
                     last_try.insert(id, record.at);
+                    match last_of_key.insert((&record.who, key), id) {
+                        Some(other) if again && other != id => drop(sends.doubtful.insert(id)),
+                        _ => {}
+                    }
                 }
                 Event::Sent { id, outcome: Sent::Confirmed } => {
                     let begun = last_try.get(id.as_str()).copied().unwrap_or(record.at);

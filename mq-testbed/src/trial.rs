@@ -5,18 +5,19 @@
 
 mod crew;
 mod fault;
+mod tally;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use fault::Fault;
 
 use crate::checker::{self, Promises, Verdict};
-use crate::history::{Event, Historian, How, Reader, Record, Sent, Settled, now};
+use crate::history::{Event, Historian, Reader, now};
 use crate::proxy::Proxy;
 use crate::{Kind, Problem, RedisOptions, Result, Server, folders, until};
 use crew::Crew;
+use tally::Tally;
 
 /// The program under test.
 #[derive(Debug, Clone)]
@@ -29,18 +30,54 @@ pub struct Client {
     pub promises: Promises,
 }
 
+/// What the processes of a workload do at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Messages per second of one producer.
+    pub rate: u32,
+    /// Number of keys.
+    pub keys: u64,
+    /// How long a message is handled.
+    pub work: Duration,
+    /// Sends of one producer that are under way.
+    pub window: usize,
+    /// Messages that one member handles at a time.
+    pub hands: usize,
+    /// Messages to be confirmed, at least.
+    pub confirmed: usize,
+}
+
+impl Load {
+    /// One message at a time. Two producers keep two members at 10 ms a message and a commit about half busy: there is
+    /// always something in flight to be hurt, and what a fault held up is worked off soon.
+    pub const LIGHT: Self =
+        Self { rate: 50, keys: 16, work: Duration::from_millis(10), window: 1, hands: 1, confirmed: 0 };
+
+    /// Many at a time, as many as that in all: what a fault can hurt in a program that is in a hurry. So many keys that
+    /// waiting for their turn limits nobody; a rate that a broker on two processors shared with the workload keeps up
+    /// with, so that what piles up is what the fault held up.
+    #[must_use]
+    pub const fn heavy(confirmed: usize) -> Self {
+        Self { rate: 2_500, keys: 1_000, work: Duration::ZERO, window: 500, hands: 200, confirmed }
+    }
+}
+
 /// How a trial is measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Measure {
     /// From the end of the fault until everything confirmed until then is settled and newer messages arrive.
     pub bound: Duration,
+    /// From the time that a server is back until the first delivery.
+    pub fetching: Duration,
     /// Messages that have to be through before the fault, and again after it.
     pub calm: usize,
+    /// What the workload does.
+    pub load: Load,
 }
 
 impl Default for Measure {
     fn default() -> Self {
-        Self { bound: Duration::from_secs(20), calm: 100 }
+        Self { bound: Duration::from_secs(20), fetching: Duration::from_secs(20), calm: 100, load: Load::LIGHT }
     }
 }
 
@@ -55,8 +92,12 @@ pub struct Outcome {
     pub in_flight: usize,
     /// The judgement.
     pub verdict: Verdict,
-    /// From the end of the fault until fetching again.
+    /// From the end of the fault until the first delivery.
+    pub fetching_after: Option<Duration>,
+    /// From the end of the fault until all was as before.
     pub back_after: Option<Duration>,
+    /// One of these was later than it may be.
+    late: bool,
     /// Everything that is not as it should be; empty when all is well.
     pub complaints: Vec<String>,
     /// Where the histories and logs lie.
@@ -64,10 +105,10 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether fetching began again within the bound.
+    /// Whether fetching, or all, began again later than its bound.
     #[must_use]
     pub fn is_over_bound(&self) -> bool {
-        self.back_after.is_none()
+        self.late
     }
 }
 
@@ -109,38 +150,43 @@ impl Bed {
             self.server.restart()?;
         }
         let topic = format!("trial{}", self.trials);
-        let mut crew = Crew::new(client, self.server.url_at(self.proxy.port()), &topic, &folder);
-        let mut reader = Reader::new(&folder);
+        let mut crew = Crew::new(client, measure.load, self.server.url_at(self.proxy.port()), &topic, &folder);
+        let mut watch = Watch { reader: Reader::new(&folder), read: 0, tally: Tally::default() };
         crew.prepare()?;
-        crew.begin(&mut reader)?;
+        crew.begin(&mut watch)?;
         let warm = Instant::now();
-        await_records(&mut reader, "the first messages to be settled", Duration::from_secs(60), |records| {
+        // In the midst of them.
+        let before = measure.calm.max(measure.load.confirmed / 3);
+        watch.until("the first messages to be settled", Duration::from_secs(120), |tally| {
             // Two seconds: a RabbitMQ quorum queue younger than that does not survive a kill of its only node.
-            Tally::of(records).settled.len() >= measure.calm && warm.elapsed() >= Duration::from_secs(2)
+            tally.settled() >= before && warm.elapsed() >= Duration::from_secs(2)
         })?;
-        let in_flight = {
-            let mut count = 0;
-            await_records(&mut reader, "messages in flight", Duration::from_secs(10), |records| {
-                count = Tally::of(records).in_flight();
-                count > 0
-            })?;
-            count
-        };
+        let mut in_flight = 0;
+        watch.until("messages in flight", Duration::from_secs(10), |tally| {
+            in_flight = tally.in_flight();
+            in_flight > 0
+        })?;
 
         let faults = Historian::new(&folder, "faults")?;
         faults.write(Event::FaultBegins { name: fault.to_string(), destroys: fault.destroys() });
         let bite = fault.strike(&mut self.server, &mut self.proxy, &mut crew)?;
         faults.write(Event::FaultEnds { bite: bite.clone() });
 
-        let back_after = back(&mut reader, now(), fault.destroys(), measure)?;
+        let back_after = watch.back(now(), fault.destroys(), measure)?;
+        let fetching_after = watch.tally.first_delivery().map(Duration::from_micros);
+        if back_after.is_some() {
+            watch.until("as many messages as wanted", Duration::from_secs(300), |tally| {
+                tally.confirmed >= measure.load.confirmed
+            })?;
+        }
         crew.stop_producers()?;
-        let all_settled = drain(&mut reader, measure.bound)?;
+        let all_settled = watch.drain(measure.bound)?;
         crew.stop_members()?;
         if !all_settled {
             // Only then can anything be left in the broker that a look would have to find.
             crew.inspect()?;
         }
-        let verdict = checker::check(&reader.all()?, client.promises);
+        let verdict = checker::check(&watch.reader.all()?, client.promises);
         if fault.destroys() && verdict.destroyed.is_empty() {
             return Err(Problem::new("the topic was destroyed when nothing was in it, so nothing was to be reported"));
         }
@@ -148,97 +194,72 @@ impl Bed {
         if back_after.is_none() {
             complaints.push(format!("not back within {:?}", measure.bound));
         }
-        Ok(Outcome { fault: fault.to_string(), bite, in_flight, verdict, back_after, complaints, folder })
+        let fetches = fetching_after.is_some_and(|after| after <= measure.fetching) || !fault.ends_the_server();
+        if !fetches {
+            complaints.push(format!("no delivery within {:?} after the server was back", measure.fetching));
+        }
+        let late = back_after.is_none() || !fetches;
+        let fault = fault.to_string();
+        Ok(Outcome { fault, bite, in_flight, verdict, fetching_after, back_after, late, complaints, folder })
     }
 }
 
-/// What is where, from the events until now.
-#[derive(Default)]
-struct Tally<'a> {
-    tried: BTreeSet<&'a str>,
-    confirmed: BTreeSet<&'a str>,
-    settled: BTreeSet<&'a str>,
+/// A history, looked at while it is written.
+struct Watch {
+    reader: Reader,
+    /// How many records the tally has.
+    read: usize,
+    tally: Tally,
 }
 
-impl<'a> Tally<'a> {
-    fn of(records: &'a [Record]) -> Self {
-        let mut tally = Self { settled: checker::handled(records), ..Self::default() };
-        for record in records {
-            match &record.event {
-                Event::Sending { id, .. } => {
-                    tally.tried.insert(id);
-                }
-                Event::Sent { id, outcome: Sent::Confirmed } => {
-                    tally.confirmed.insert(id);
-                }
-                Event::Settled { id, how: How::DeadLetter, outcome: Settled::Confirmed | Settled::Sent, .. } => {
-                    tally.settled.insert(id);
-                }
-                _ => {}
+impl Watch {
+    fn look(&mut self) -> Result<&Tally> {
+        let records = self.reader.look()?;
+        for record in records.get(self.read..).unwrap_or_default() {
+            self.tally.add(record);
+        }
+        self.read = records.len();
+        Ok(&self.tally)
+    }
+
+    fn until(&mut self, what: &str, limit: Duration, mut fits: impl FnMut(&Tally) -> bool) -> Result<()> {
+        until(what, limit, || match self.look() {
+            Ok(tally) => fits(tally).then_some(Ok(())),
+            Err(problem) => Some(Err(problem)),
+        })?
+    }
+
+    /// Waits until the backlog of the fault's time is settled and what was sent later arrives; `None` past the bound.
+    fn back(&mut self, end: u64, destroyed: bool, measure: Measure) -> Result<Option<Duration>> {
+        let begun = Instant::now();
+        self.tally.since(end);
+        let waited = self.until("to be back", measure.bound, |tally| {
+            tally.newer_settled() > 0 && (destroyed || tally.older_settled())
+        });
+        if waited.is_err() {
+            // A broken history is an error, a broken client is a finding.
+            self.look()?;
+            return Ok(None);
+        }
+        let took = begun.elapsed();
+        self.until("messages after the fault", Duration::from_secs(60), |tally| tally.answers_since() >= measure.calm)?;
+        Ok(Some(took))
+    }
+
+    /// Waits until everything confirmed is settled, or nothing more comes; tells which.
+    fn drain(&mut self, patience: Duration) -> Result<bool> {
+        let mut seen = 0;
+        let mut moved = Instant::now();
+        let mut all = false;
+        self.until("the rest", Duration::from_secs(300), |tally| {
+            if tally.settled() > seen {
+                seen = tally.settled();
+                moved = Instant::now();
             }
-        }
-        tally
+            all = tally.all_settled();
+            all || moved.elapsed() > patience
+        })
+        .map_err(|_| Problem::new("the members were still settling after 300 s"))?;
+        Ok(all)
     }
-
-    fn in_flight(&self) -> usize {
-        self.tried.difference(&self.settled).count()
-    }
-}
-
-fn await_records(
-    reader: &mut Reader,
-    what: &str,
-    limit: Duration,
-    mut fits: impl FnMut(&[Record]) -> bool,
-) -> Result<()> {
-    until(what, limit, || match reader.look() {
-        Ok(records) => fits(records).then_some(Ok(())),
-        Err(problem) => Some(Err(problem)),
-    })?
-}
-
-/// Waits until the backlog of the fault's time is settled and what was sent later arrives; `None` past the bound.
-fn back(reader: &mut Reader, end: u64, destroyed: bool, measure: Measure) -> Result<Option<Duration>> {
-    let begun = Instant::now();
-    let waited = await_records(reader, "to be back", measure.bound, |records| {
-        let sent_later: BTreeSet<&str> = records
-            .iter()
-            .filter(|record| record.at > end)
-            .filter_map(|record| if let Event::Sending { id, .. } = &record.event { Some(id.as_str()) } else { None })
-            .collect();
-        let tally = Tally::of(records);
-        let newer = tally.settled.intersection(&sent_later).count();
-        let older_left = tally.confirmed.iter().any(|id| !sent_later.contains(id) && !tally.settled.contains(id));
-        newer > 0 && (destroyed || !older_left)
-    });
-    if waited.is_err() {
-        // A broken history is an error, a broken client is a finding.
-        reader.look()?;
-        return Ok(None);
-    }
-    let took = begun.elapsed();
-    let calm_again = |records: &[Record]| {
-        records.iter().filter(|record| record.at > end && matches!(record.event, Event::Settled { .. })).count()
-            >= measure.calm
-    };
-    await_records(reader, "messages after the fault", Duration::from_secs(60), calm_again)?;
-    Ok(Some(took))
-}
-
-/// Waits until everything confirmed is settled, or nothing more comes; tells which.
-fn drain(reader: &mut Reader, patience: Duration) -> Result<bool> {
-    let mut seen = 0;
-    let mut moved = Instant::now();
-    let mut all = false;
-    await_records(reader, "the rest", Duration::from_secs(300), |records| {
-        let tally = Tally::of(records);
-        if tally.settled.len() > seen {
-            seen = tally.settled.len();
-            moved = Instant::now();
-        }
-        all = tally.confirmed.is_subset(&tally.settled);
-        all || moved.elapsed() > patience
-    })
-    .map_err(|_| Problem::new("the members were still settling after 300 s"))?;
-    Ok(all)
 }

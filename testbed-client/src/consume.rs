@@ -1,4 +1,4 @@
-//! The member: handles each message for a while, then acks it and waits for the answer.
+//! The member: handles as many messages at a time as it is told, each for a while, then acks it and waits for the answer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use anymq::{Broker, Capabilities, ConsumerExt, Delivery, Settled as Answer};
 use mq_testbed::client::{Order, Stop, id_in};
 use mq_testbed::history::{Event, Historian, How, Settled};
+use tokio::task::JoinSet;
 
 use crate::{CLOSE, Failed, subscription};
 
@@ -36,18 +37,22 @@ pub(crate) async fn run(broker: &Arc<dyn Broker>, order: &Order) -> Result<(), F
     history.write(Event::Ready);
     let stopped = tokio::task::spawn_blocking(move || while !stop.wait(Duration::from_secs(3600)) {});
     tokio::pin!(stopped);
+    let mut hands = JoinSet::new();
     loop {
         // Dropping `recv` loses nothing, which this relies on.
         let delivery = tokio::select! {
             biased;
             _ = &mut stopped => break,
-            delivery = consumer.recv() => delivery?,
+            Some(handled) = hands.join_next() => {
+                handled?;
+                continue;
+            }
+            delivery = consumer.recv(), if hands.len() < order.hands => delivery?,
         };
-        match delivery {
-            Some(delivery) => handle(delivery, order, &history).await,
-            None => break,
-        }
+        let Some(delivery) = delivery else { break };
+        hands.spawn(handle(delivery, order.work, history.clone()));
     }
+    hands.join_all().await;
     let report = control.close(CLOSE).await;
     history.write(Event::Note { text: format!("closed: {report:?}") });
     Ok(())
@@ -60,13 +65,15 @@ fn place(delivery: &Delivery) -> Option<String> {
         .then(|| format!("{}:{position}", delivery.partition().map_or_else(String::new, |number| number.to_string())))
 }
 
-async fn handle(delivery: Delivery, order: &Order, history: &Historian) {
+async fn handle(delivery: Delivery, work: Duration, history: Arc<Historian>) {
     let (id, place) = (id_in(delivery.payload_bytes()), place(&delivery));
     history.write(Event::Delivered { id: id.clone(), place: place.clone() });
-    tokio::select! {
-        // The work.
-        () = tokio::time::sleep(order.work) => {}
-        () = delivery.lost() => history.write(Event::Disowned { id: id.clone() }),
+    // The work.
+    if !work.is_zero() {
+        tokio::select! {
+            () = tokio::time::sleep(work) => {}
+            () = delivery.lost() => history.write(Event::Disowned { id: id.clone() }),
+        }
     }
     history.write(Event::Settling { id: id.clone(), how: How::Ack, place: place.clone() });
     let outcome = match delivery.ack().await {

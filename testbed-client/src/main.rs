@@ -59,7 +59,8 @@ fn topic(order: &Order) -> Topic {
 fn subscription(broker: &Arc<dyn Broker>, order: &Order) -> Subscription {
     let plain = Subscription::group(order.topic.as_str(), order.group.as_str())
         .member(order.name.as_str())
-        .max_in_flight(10)
+        // Some more than it handles, so that there is always one to be handed over.
+        .max_in_flight(order.hands.saturating_add(9))
         .lease(Duration::from_secs(5));
     let capabilities = broker.capabilities();
     if consume::has_keys(&capabilities) { plain.ordering(anymq::Ordering::PerKey) } else { plain }

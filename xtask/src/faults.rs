@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mq_testbed::checker::Promises;
-use mq_testbed::trial::{Bed, Client, Fault, Measure, Outcome as Trial};
+use mq_testbed::trial::{Bed, Client, Fault, Load, Measure, Outcome as Trial};
 use mq_testbed::{Kind, Problem, Want};
 
 use crate::{Outcome, build_program, features};
@@ -16,15 +16,18 @@ pub(crate) struct Args {
     /// `raw` for the client libraries themselves on every server, `raw-redis`, `raw-amqp`, `raw-kafka` for one, or a
     /// backend of anymq.
     client: String,
-    /// Few faults, for every change.
+    /// Few faults and some hundred messages for each, for every change.
     #[arg(long)]
     short: bool,
-    /// All faults, which is also the default.
+    /// All faults, and for each backend of anymq 100,000 confirmed messages a fault, which is also the default.
     #[arg(long, conflicts_with = "short")]
     long: bool,
     /// Only faults whose name contains this.
     #[arg(long)]
     only: Option<String>,
+    /// Confirmed messages for each fault, at least, of a client that can send many at a time.
+    #[arg(long, conflicts_with = "short")]
+    messages: Option<usize>,
     /// Decides the random choices of the proxy.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -38,9 +41,17 @@ struct Subject {
     program: &'static str,
     args: &'static [&'static str],
     promises: Promises,
-    /// Seconds until fetching again, at most.
+    /// Seconds until all is as before, at most.
     bound: u64,
+    /// Whether it can send and handle many at a time.
+    many: bool,
 }
+
+/// Seconds from a server's return until the first delivery, at most.
+const FETCHING: u64 = 5;
+
+/// Confirmed messages for each fault.
+const MANY: usize = 100_000;
 
 /// Everything that can be put under faults: the raw clients, then the backends of anymq.
 ///
@@ -54,6 +65,7 @@ const SUBJECTS: [Subject; 6] = [
         args: &["redis"],
         promises: Promises { ordered: false, one_owner: true },
         bound: 20,
+        many: false,
     },
     Subject {
         name: "raw-amqp",
@@ -62,6 +74,7 @@ const SUBJECTS: [Subject; 6] = [
         args: &["amqp"],
         promises: Promises { ordered: false, one_owner: true },
         bound: 20,
+        many: false,
     },
     Subject {
         name: "raw-kafka",
@@ -70,6 +83,7 @@ const SUBJECTS: [Subject; 6] = [
         args: &["kafka"],
         promises: Promises { ordered: true, one_owner: true },
         bound: 20,
+        many: false,
     },
     Subject {
         name: "redis",
@@ -78,6 +92,7 @@ const SUBJECTS: [Subject; 6] = [
         args: &[],
         promises: Promises { ordered: false, one_owner: true },
         bound: 45,
+        many: true,
     },
     Subject {
         name: "amqp",
@@ -86,6 +101,7 @@ const SUBJECTS: [Subject; 6] = [
         args: &[],
         promises: Promises { ordered: false, one_owner: true },
         bound: 45,
+        many: true,
     },
     Subject {
         name: "kafka",
@@ -94,6 +110,7 @@ const SUBJECTS: [Subject; 6] = [
         args: &[],
         promises: Promises { ordered: true, one_owner: true },
         bound: 45,
+        many: true,
     },
 ];
 
@@ -168,18 +185,26 @@ fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> 
     let mut bed = Bed::new(subject.kind, args.seed)?;
     println!("\n{} on {} (server ready after {:.1} s)", subject.name, subject.kind, begun.elapsed().as_secs_f64());
     println!(
-        "{:<34} {:>9} {:>9} {:>5} {:>10} {:>9} {:>7}  what it did",
-        "fault", "confirmed", "delivered", "lost", "duplicates", "in flight", "back s"
+        "{:<34} {:>9} {:>9} {:>5} {:>10} {:>9} {:>7} {:>7}  what it did",
+        "fault", "confirmed", "delivered", "lost", "duplicates", "in flight", "fetch s", "back s"
     );
     for fault in faults {
         sum.faults += 1;
-        let measure = Measure { bound: Duration::from_secs(subject.bound), ..Measure::default() };
+        let mut measure = Measure { bound: Duration::from_secs(subject.bound), ..Measure::default() };
+        if subject.many {
+            measure.fetching = Duration::from_secs(FETCHING);
+            measure.load = if args.short { Load::LIGHT } else { Load::heavy(args.messages.unwrap_or(MANY)) };
+        }
         match bed.run(&client, fault, measure, &folder) {
             Ok(trial) => {
                 row(&trial);
                 sum.lost += trial.verdict.lost.len();
                 sum.over_bound += usize::from(trial.is_over_bound());
                 sum.broken += usize::from(!trial.complaints.is_empty());
+                if trial.complaints.is_empty() && measure.load.confirmed > 0 {
+                    // Some fifty megabytes of a history in which there is nothing to look for.
+                    let _ = fs::remove_dir_all(&trial.folder);
+                }
             }
             Err(problem) => {
                 println!("{:<34} not made: {problem}", fault.to_string());
@@ -192,13 +217,14 @@ fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> 
 
 fn row(trial: &Trial) {
     let verdict = &trial.verdict;
-    let back = trial.back_after.map_or_else(|| "never".into(), |time| format!("{:.1}", time.as_secs_f64()));
+    let seconds = |time: Option<Duration>| time.map_or_else(|| "never".into(), |t| format!("{:.1}", t.as_secs_f64()));
+    let (fetching, back) = (seconds(trial.fetching_after), seconds(trial.back_after));
     let destroyed = match verdict.destroyed.len() {
         0 => String::new(),
         count => format!(" ({count} destroyed)"),
     };
     println!(
-        "{:<34} {:>9} {:>9} {:>5} {:>10} {:>9} {back:>7}  {}{destroyed}",
+        "{:<34} {:>9} {:>9} {:>5} {:>10} {:>9} {fetching:>7} {back:>7}  {}{destroyed}",
         trial.fault,
         verdict.confirmed,
         verdict.delivered,

@@ -29,8 +29,7 @@ pub(crate) struct Through {
 pub(crate) async fn through(broker: &Arc<dyn Broker>, n: usize, fault: impl FnOnce()) -> Through {
     let producer = broker.producer(ProducerSpec::new("t").group("g")).await.unwrap();
     let mut consumer = broker.subscribe(Subscription::group("t", "g")).await.unwrap();
-    // A quorum queue that was just declared is lost by a kill: known of the server, not ours to mend, and not told by it.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    super::Rabbit::lasting().await;
     let sending = tokio::spawn(async move {
         let (mut confirmed, mut unknown) = (BTreeSet::new(), 0);
         let mut flying = Vec::new();

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::client::{Order, Role};
-use crate::history::{Event, Reader};
 use crate::{Launch, Problem, Process, Result, trial};
 
 /// Generous: a close may first have to wait for a confirmation.
@@ -20,7 +19,7 @@ pub(super) struct Crew {
 }
 
 impl Crew {
-    pub(super) fn new(client: &trial::Client, url: String, topic: &str, folder: &Path) -> Self {
+    pub(super) fn new(client: &trial::Client, load: trial::Load, url: String, topic: &str, folder: &Path) -> Self {
         let order = Order {
             role: Role::Prepare,
             url,
@@ -28,11 +27,11 @@ impl Crew {
             group: "billing".into(),
             name: "c".into(),
             history: folder.to_path_buf(),
-            // Two of these keep two members at 10 ms a message and a commit about half busy: there is always something
-            // in flight to be hurt, and what a fault held up is worked off soon.
-            rate: 50,
-            keys: 16,
-            work: Duration::from_millis(10),
+            rate: load.rate,
+            keys: load.keys,
+            work: load.work,
+            window: load.window,
+            hands: load.hands,
         };
         Self {
             client: client.clone(),
@@ -66,13 +65,11 @@ impl Crew {
     }
 
     /// Starts two members and, once they are subscribed, two producers.
-    pub(super) fn begin(&mut self, reader: &mut Reader) -> Result<()> {
+    pub(super) fn begin(&mut self, watch: &mut trial::Watch) -> Result<()> {
         self.add_member()?;
         self.add_member()?;
-        trial::await_records(reader, "both members to be ready", Duration::from_secs(30), |records| {
-            records.iter().filter(|record| record.event == Event::Ready).count() >= 2
-        })
-        .map_err(|problem| Problem::new(format!("{problem}; m0 said: {}", self.members[0].said())))?;
+        let ready = watch.until("both members to be ready", Duration::from_secs(30), |tally| tally.ready >= 2);
+        ready.map_err(|problem| Problem::new(format!("{problem}; m0 said: {}", self.members[0].said())))?;
         for name in ["p0", "p1"] {
             self.producers.push(self.launch(Role::Produce, name).spawn()?);
         }

@@ -94,6 +94,12 @@ impl Fault {
         *self == Self::Destroy
     }
 
+    /// Whether the server is away meanwhile, and then back.
+    #[must_use]
+    pub fn ends_the_server(&self) -> bool {
+        matches!(self, Self::KillServer | Self::StopServer(_) | Self::FreezeServer(_))
+    }
+
     /// A name for a folder.
     pub(super) fn slug(&self) -> String {
         let text = self.to_string();
