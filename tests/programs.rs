@@ -24,15 +24,15 @@ fn two_equal_workers_share_the_tasks() {
 #[test]
 fn one_worker_is_killed_and_the_other_handles_the_rest() {
     let Some(server) = redis() else { return };
-    checks::one_worker_is_killed(&server);
+    checks::one_worker_is_killed(&server, checks::HELD);
 }
 
 #[test]
 fn three_subscribers_print_the_same_20_ids() {
     let Some(server) = redis() else { return };
     let streams = server.url();
-    checks::three_subscribers(&streams);
-    checks::three_subscribers(&streams.replacen("redis://", "redis+pubsub://", 1));
+    checks::three_subscribers(&streams, false);
+    checks::three_subscribers(&streams.replacen("redis://", "redis+pubsub://", 1), false);
 }
 
 #[test]

@@ -10,7 +10,9 @@
 mod requests;
 
 use mq_api::{Broker, Result, Topic, async_trait};
-use mq_conformance::{Clock, Environment, Factory, Hook, Lacking, Lines, OnServer, Site, World, on_server};
+use mq_conformance::{
+    Clock, Environment, Factory, Hook, Lacking, Lines, OnServer, Options, Site, World, on_server_with,
+};
 use mq_testbed::proxy::Proxy;
 use mq_testbed::{Doors, KafkaOptions, Road, Server, free_port};
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
@@ -21,7 +23,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-const DOORS: usize = 40;
+const DOORS: usize = 60;
+/// Tests at a time: they wait for sessions and rebalances far more than they compute.
+const PARALLEL: usize = 6;
 /// The shortest session. Two seconds were lost to a busy machine now and then; brokers themselves take no less than six unless
 /// told otherwise, which would only make the tests of members that die longer.
 const SESSION: &str = "min_session=5s";
@@ -120,5 +124,5 @@ fn start(_: &str) -> std::result::Result<OnServer, String> {
 }
 
 fn main() -> ExitCode {
-    on_server(&["kafka"], start)
+    on_server_with(&["kafka"], Options { parallel: PARALLEL, ..Options::default() }, start)
 }
