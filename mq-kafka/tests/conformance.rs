@@ -113,7 +113,9 @@ impl Site for OnKafka {
 fn start(_: &str) -> std::result::Result<OnServer, String> {
     let proxies: Vec<Proxy> = (0..DOORS as u64).map(|n| Proxy::leading_nowhere(n).unwrap()).collect();
     let doors: Vec<(u16, u16)> = proxies.iter().map(|p| (free_port().unwrap(), p.port())).collect();
-    let own = KafkaOptions { doors: doors.clone(), ..KafkaOptions::default() }.start();
+    // It is never restarted here, so nothing asks for a short session with its controller; see the testbed.
+    let lines = vec!["broker.session.timeout.ms=30000".to_owned()];
+    let own = KafkaOptions { doors: doors.clone(), lines, ..KafkaOptions::default() }.start();
     let own = own.map_err(|problem| problem.to_string())?;
     proxies.iter().zip(&doors).for_each(|(proxy, (bound, _))| proxy.lead_to(*bound));
     let version = std::env::var("MQ_TEST_KAFKA_VERSION").unwrap_or_else(|_| "4.1.1".to_owned());

@@ -5,7 +5,6 @@ use super::moves::Moving;
 use crate::client::Change;
 use crate::commit::{Done, Job};
 use crate::partition::Snapshot;
-use rdkafka::consumer::Consumer;
 use rdkafka::error::RDKafkaErrorCode as Code;
 use std::time::{Duration, Instant};
 
@@ -65,16 +64,17 @@ impl Member {
         // No answer is waited for any more, and what is asked of one that left is not answered.
         self.committer.give_up();
         self.ctx.close();
-        while let Some(change) = self.ctx.next_change() {
-            let (Change::Assign(list) | Change::Revoke { list, .. }) = change;
-            self.unassign(&list);
-        }
+        // A change that is not answered, each in its way, holds up the end of the consumer for good.
         match self.moving.take() {
             Some(Moving::Draining { list, .. } | Moving::Committing { list, .. }) => self.unassign(&list),
-            Some(Moving::Loading { list } | Moving::Waiting { list, .. }) => {
-                drop(self.consumer.incremental_assign(&list))
-            }
+            Some(Moving::Loading { list } | Moving::Waiting { list, .. }) => self.take_on(&list),
             None => {}
+        }
+        while let Some(change) = self.ctx.next_change() {
+            match change {
+                Change::Assign(list) => self.take_on(&list),
+                Change::Revoke { list, .. } => self.unassign(&list),
+            }
         }
         let consumer = self.consumer.clone();
         if consumer.close_queue().is_ok() {
