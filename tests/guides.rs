@@ -8,7 +8,7 @@ async fn the_configuration_guide_explains_every_parameter_of_a_url() {
     let guide = include_str!("../docs/guide/configuration.md");
     let built = [
         ("memory://x", cfg!(feature = "memory"), 8),
-        ("redis://h", cfg!(feature = "redis"), 12),
+        ("redis://h", cfg!(feature = "redis"), 13),
         ("amqp://h", cfg!(feature = "amqp"), 8),
         ("kafka://h", cfg!(feature = "kafka"), 16),
     ];

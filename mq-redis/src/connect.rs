@@ -2,6 +2,7 @@
 //! blocking reads would hold up everything else.
 
 use crate::answer::{as_bytes, as_int, as_text, checked, failure, list};
+use crate::driver::mends;
 use crate::probe::{Facts, probe};
 use crate::url::{Options, Place, Secret, Tls};
 use crate::wake::{Wakes, track};
@@ -120,7 +121,14 @@ impl Hub {
                         let node = self.node_of(address)?;
                         link = self.link_to(&node).await?;
                     }
-                    None => return Err(failure(error, "looking for the topic's node")),
+                    None => {
+                        let error = failure(error, "looking for the topic's node");
+                        if mends(error.kind()) {
+                            // Nothing runs on it that would notice: without this it would be tried for ever.
+                            self.lost(&link).await;
+                        }
+                        return Err(error);
+                    }
                 },
             }
         }
@@ -132,6 +140,7 @@ impl Hub {
             .rsplit_once(':')
             .and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)))
             .ok_or_else(|| Error::new(ErrorKind::Other, format!("the Cluster named a node '{address}'")))?;
+        let (host, port) = self.options.reached((host, port));
         Ok(self.address(host, port))
     }
 
@@ -212,7 +221,8 @@ impl Hub {
                     if let (Some(host), Some(port)) =
                         (parts.first().and_then(as_text), parts.get(1).and_then(as_int).and_then(|p| p.try_into().ok()))
                     {
-                        return Ok(self.address(host.to_owned(), port));
+                        let (host, port) = self.options.reached((host.to_owned(), port));
+                        return Ok(self.address(host, port));
                     }
                     let text = format!("the Sentinel at {node} knows no master '{name}'; check sentinel= of the URL");
                     failed = Some(Error::new(ErrorKind::Unavailable, text));

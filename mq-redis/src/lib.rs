@@ -13,6 +13,7 @@
 //! | `wait`, `wait_timeout` | `0` (Sentinel: `1`), `1s` | replicas that must have a send, and how long they may take; unmet is an unknown outcome |
 //! | `sentinel`, `sentinel_user`, `sentinel_password` | | the hosts are Sentinels of the master of this name |
 //! | `ca`, `cert`, `key` | system roots | PEM files for `rediss` |
+//! | `address_map` | none | `told:port=reached:port,…`: what a Cluster or a Sentinel tells, and where it is reached from here, for servers in containers |
 //! | `db`, `name` | `0`, `anymq` | database, name in `CLIENT LIST` |
 //!
 //! # Mapping

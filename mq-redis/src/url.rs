@@ -63,9 +63,15 @@ pub(crate) struct Options {
     pub(crate) wait_timeout: Duration,
     /// Name of the connections in `CLIENT LIST`. Default `anymq`.
     pub(crate) name: String,
+    /// Addresses as a Cluster or a Sentinel tells them, and where this program reaches them instead: servers behind a
+    /// container's network tell those that only they know.
+    pub(crate) address_map: Vec<(Host, Host)>,
 }
 
-const PARAMETERS: &str = "ca, cert, connect_timeout, db, key, name, response_timeout, sentinel, sentinel_password, \
+/// Host and port.
+pub(crate) type Host = (String, u16);
+
+const PARAMETERS: &str = "address_map, ca, cert, connect_timeout, db, key, name, response_timeout, sentinel, sentinel_password, \
      sentinel_user, wait, wait_timeout";
 
 fn bad(text: impl Into<String>) -> Error {
@@ -128,6 +134,17 @@ fn host_and_port(text: &str) -> Result<(String, u16)> {
     };
     let host = if host.is_empty() { "127.0.0.1" } else { host };
     Ok((host.to_owned(), port))
+}
+
+/// `10.0.0.1:6379=localhost:7001,10.0.0.2:6379=localhost:7002`.
+fn address_map(text: &str) -> Result<Vec<(Host, Host)>> {
+    let wrong = || bad(format!("address_map={text}: write told:port=reached:port, several with commas between them"));
+    text.split(',')
+        .map(|pair| {
+            let (told, reached) = pair.split_once('=').ok_or_else(wrong)?;
+            Ok((host_and_port(told)?, host_and_port(reached)?))
+        })
+        .collect()
 }
 
 impl Options {
@@ -197,6 +214,7 @@ impl Options {
             wait: 0,
             wait_timeout: Duration::from_secs(1),
             name: "anymq".to_owned(),
+            address_map: Vec::new(),
         };
         options.read_query(query)?;
         Ok(options)
@@ -216,6 +234,7 @@ impl Options {
                 "sentinel_user" => self.sentinel_user = Some(value.to_owned()),
                 "sentinel_password" => self.sentinel_password = Some(Secret(value.to_owned())),
                 "name" => self.name = value.to_owned(),
+                "address_map" => self.address_map = address_map(value)?,
                 "ca" => ca = Some(PathBuf::from(value)),
                 "cert" => cert = Some(PathBuf::from(value)),
                 "key" => key = Some(PathBuf::from(value)),
@@ -253,6 +272,12 @@ impl Options {
         Ok(())
     }
 
+    /// Where a server is reached that another one named so.
+    pub(crate) fn reached(&self, told: Host) -> Host {
+        let known = self.address_map.iter().find(|(from, _)| *from == told);
+        known.map_or(told, |(_, to)| to.clone())
+    }
+
     /// Whether a password would cross a network in clear.
     pub(crate) fn is_exposed(&self) -> bool {
         let Place::Hosts(hosts) = &self.place else { return false };
@@ -280,6 +305,9 @@ mod tests {
         assert!(matches!(o.place, Place::Socket(p) if p.ends_with("redis.sock")) && o.db == 2);
         let o = Options::parse("redis+pubsub://[::1]:1").unwrap();
         assert_eq!((o.transport, o.place), (Transport::PubSub, Place::Hosts(vec![("::1".into(), 1)])));
+        let o = Options::parse("redis://h?address_map=10.0.0.1:6379=h:7001,10.0.0.2=h:7002").unwrap();
+        assert_eq!(o.reached(("10.0.0.2".into(), 6379)), ("h".into(), 7002));
+        assert_eq!(o.reached(("10.0.0.3".into(), 6379)), ("10.0.0.3".into(), 6379));
         assert_eq!(
             Options::parse("redis://s1,s2/?sentinel=main").unwrap().wait,
             1,
@@ -301,6 +329,7 @@ mod tests {
             ("redis+pubsub://h?wait=1", "stored"),
             ("kafka://h", "kafka"),
             ("redis://h?sentinel_user=x", "sentinel"),
+            ("redis://h?address_map=a:1", "told:port=reached:port"),
         ] {
             let error = Options::parse(url).unwrap_err().to_string();
             assert!(error.contains(word), "{url}: {error}");

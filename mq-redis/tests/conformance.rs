@@ -6,7 +6,7 @@
 
 use mq_api::{Broker, Result, Topic, async_trait};
 use mq_conformance::{Clock, Environment, Factory, Hook, Lacking, Leftovers, Lines, OnServer, Site, World, on_server};
-use mq_testbed::{Kind, Road, Server};
+use mq_testbed::{Kind, Road, Roads, Server};
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const SECRET: &str = "s3cret-of-the-suite";
 
 struct Redis {
     pubsub: bool,
-    port: u16,
+    ports: Vec<u16>,
 }
 
 impl Factory for Redis {
@@ -25,20 +25,33 @@ impl Factory for Redis {
 
     fn environment(&self, _: Clock, run: &str) -> Arc<dyn Environment> {
         let scheme = if self.pubsub { "redis+pubsub" } else { "redis" };
-        Arc::new(World::new(OnRedis { scheme, port: self.port, run: run.to_owned() }))
+        Arc::new(World::new(OnRedis { scheme, ports: self.ports.clone(), run: run.to_owned() }))
     }
 }
 
 struct OnRedis {
     scheme: &'static str,
-    port: u16,
+    /// One, or those of all nodes of a Cluster.
+    ports: Vec<u16>,
     run: String,
 }
 
+fn raw(port: u16) -> redis::Connection {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+    client.get_connection().expect("a connection")
+}
+
 impl OnRedis {
-    fn raw(&self) -> redis::Connection {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port)).expect("a URL");
-        client.get_connection().expect("a connection")
+    /// On the node where the key lives.
+    fn exec(&self, command: &redis::Cmd, what: &'static str) -> Hook {
+        let mut answer = Err(Lacking(what));
+        for port in &self.ports {
+            match command.exec(&mut raw(*port)) {
+                Err(error) if error.redirect_node().is_some() => {}
+                ended => answer = ended.map_err(|_| Lacking(what)),
+            }
+        }
+        answer
     }
 }
 
@@ -48,26 +61,31 @@ fn dead_letters(topic: &Topic, group: &str) -> String {
 
 #[async_trait]
 impl Site for OnRedis {
-    type Line = Road;
+    type Line = Roads;
 
-    async fn connect(&self, lines: &Lines<Road>, number: u64, parameters: &[(&str, &str)]) -> Result<Arc<dyn Broker>> {
-        let road = Road::to(self.port).expect("a proxy");
+    async fn connect(&self, lines: &Lines<Roads>, number: u64, parameters: &[(&str, &str)]) -> Result<Arc<dyn Broker>> {
+        let roads: Vec<Road> = self.ports.iter().map(|port| Road::to(*port).expect("a proxy")).collect();
+        let first = roads.first().map(Road::port).unwrap_or_default();
         // An answer that is held back is noticed within the suite's patience.
-        let mut url = format!("{}://suite:{SECRET}@127.0.0.1:{}/?response_timeout=3s", self.scheme, road.port());
+        let mut url = format!("{}://suite:{SECRET}@127.0.0.1:{first}/?response_timeout=3s", self.scheme);
+        if self.ports.len() > 1 {
+            let pair = |(told, road): (&u16, &Road)| format!("127.0.0.1:{told}=127.0.0.1:{}", road.port());
+            let pairs: Vec<String> = self.ports.iter().zip(&roads).map(pair).collect();
+            url.push_str(&format!("&address_map={}", pairs.join(",")));
+        }
         for (name, value) in parameters {
             url.push_str(&format!("&{name}={value}"));
         }
-        lines.lay(number, road);
+        lines.lay(number, Roads(roads));
         mq_redis::connect_with_hooks(&url, lines.hooks()).await
     }
 
     async fn refuse_dead_letters(&self, topic: &Topic, group: &str, refuse: bool) -> Hook {
         let key = dead_letters(topic, group);
-        let mut raw = self.raw();
         // A key of another type, which takes no entries.
         let command =
             if refuse { redis::cmd("SET").arg(&key).arg("x").take() } else { redis::cmd("DEL").arg(&key).take() };
-        command.exec(&mut raw).map_err(|_| Lacking("changing the key of dead letters"))
+        self.exec(&command, "changing the key of dead letters")
     }
 
     async fn put_foreign(&self, topic: &Topic, payload: &[u8]) -> Hook {
@@ -76,7 +94,7 @@ impl Site for OnRedis {
         } else {
             redis::cmd("PUBLISH").arg(topic.as_str()).arg(payload).take()
         };
-        add.exec(&mut self.raw()).map_err(|_| Lacking("writing by hand"))
+        self.exec(&add, "writing by hand")
     }
 
     async fn leftovers(&self, died: bool) -> Leftovers {
@@ -85,25 +103,31 @@ impl Site for OnRedis {
         if died {
             return left;
         }
-        let mut raw = self.raw();
-        let keys: Vec<String> = redis::cmd("KEYS").arg(format!("{}*", self.run)).query(&mut raw).unwrap_or_default();
-        for key in keys {
-            let groups: Vec<HashMap<String, redis::Value>> =
-                redis::cmd("XINFO").arg("GROUPS").arg(&key).query(&mut raw).unwrap_or_default();
-            for group in groups.iter().filter_map(|g| g.get("name")) {
-                let members: Vec<HashMap<String, redis::Value>> =
-                    redis::cmd("XINFO").arg("CONSUMERS").arg(&key).arg(text(group)).query(&mut raw).unwrap_or_default();
-                for name in members.iter().filter_map(|m| m.get("name")).map(text).filter(|n| n != "~parked") {
-                    left.members += 1;
-                    left.details.push(format!("member {name} of {key}"));
-                }
-            }
+        for port in &self.ports {
+            members_left(&mut raw(*port), &self.run, &mut left);
         }
         left
     }
 
     fn secret(&self) -> Option<String> {
         Some(SECRET.to_owned())
+    }
+}
+
+/// Names of members in the streams of one node whose names begin with `run`.
+fn members_left(raw: &mut redis::Connection, run: &str, left: &mut Leftovers) {
+    let keys: Vec<String> = redis::cmd("KEYS").arg(format!("{run}*")).query(raw).unwrap_or_default();
+    for key in keys {
+        let groups: Vec<HashMap<String, redis::Value>> =
+            redis::cmd("XINFO").arg("GROUPS").arg(&key).query(raw).unwrap_or_default();
+        for group in groups.iter().filter_map(|g| g.get("name")) {
+            let members: Vec<HashMap<String, redis::Value>> =
+                redis::cmd("XINFO").arg("CONSUMERS").arg(&key).arg(text(group)).query(raw).unwrap_or_default();
+            for name in members.iter().filter_map(|m| m.get("name")).map(text).filter(|n| n != "~parked") {
+                left.members += 1;
+                left.details.push(format!("member {name} of {key}"));
+            }
+        }
     }
 }
 
@@ -116,21 +140,30 @@ fn text(value: &redis::Value) -> String {
 
 fn start(backend: &str) -> std::result::Result<OnServer, String> {
     let named = std::env::var(Kind::Redis.variable()).ok().filter(|url| !url.is_empty());
-    let named = named.as_deref().and_then(|url| url.trim_end_matches('/').rsplit(':').next()?.parse().ok());
-    let (port, own) = match named {
-        Some(port) => (port, None),
+    let (ports, own) = match named.as_deref().map(ports_in) {
+        Some(ports) if !ports.is_empty() => (ports, None),
+        Some(_) => return Err(format!("{} names no port", Kind::Redis.variable())),
         None => {
             let own = Server::start(Kind::Redis).map_err(|problem| problem.to_string())?;
-            (own.port(), Some(Box::new(own) as Box<dyn std::any::Any>))
+            (vec![own.port()], Some(Box::new(own) as Box<dyn std::any::Any>))
         }
     };
-    let mut raw = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap().get_connection().unwrap();
     let user = format!(">{SECRET}");
-    redis::cmd("ACL").arg(&["SETUSER", "suite", "on", &user, "~*", "&*", "+@all"]).exec(&mut raw).unwrap();
+    for port in &ports {
+        redis::cmd("ACL").arg(&["SETUSER", "suite", "on", &user, "~*", "&*", "+@all"]).exec(&mut raw(*port)).unwrap();
+    }
+    let mut raw = raw(ports[0]);
     let info: String = redis::cmd("INFO").arg("server").query(&mut raw).unwrap_or_default();
     let version = info.lines().find_map(|l| l.strip_prefix("redis_version:")).unwrap_or("?").trim().to_owned();
-    let factory: Arc<dyn Factory> = Arc::new(Redis { pubsub: backend == "redis-pubsub", port });
-    Ok(OnServer { factory, server: format!("Redis {version}"), own })
+    let factory: Arc<dyn Factory> = Arc::new(Redis { pubsub: backend == "redis-pubsub", ports: ports.clone() });
+    let nodes = if ports.len() > 1 { format!(", Cluster of {}", ports.len()) } else { String::new() };
+    Ok(OnServer { factory, server: format!("Redis {version}{nodes}"), own })
+}
+
+/// The ports in `redis://127.0.0.1:7001` or `redis+cluster://127.0.0.1:7001,127.0.0.1:7002/`.
+fn ports_in(url: &str) -> Vec<u16> {
+    let hosts = url.split_once("://").map_or(url, |(_, rest)| rest).split('/').next().unwrap_or_default();
+    hosts.split(',').filter_map(|host| host.rsplit(':').next()?.parse().ok()).collect()
 }
 
 fn main() -> ExitCode {

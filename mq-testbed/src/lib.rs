@@ -55,7 +55,7 @@ pub use process::{Knock, Launch, Process, send, send_to_group};
 pub use rabbitmq::{RabbitMember, RabbitOptions, RabbitUser};
 pub use redis::RedisOptions;
 #[cfg(feature = "conformance")]
-pub use road::{Doors, Road};
+pub use road::{Doors, Road, Roads};
 pub use server::{Killed, Restarted, Server};
 pub use table::{Running, identity, is_same, running};
 pub use versions::Version;

@@ -82,6 +82,41 @@ impl Road {
     }
 }
 
+/// The roads of one client to several nodes, which meet the same faults together.
+pub struct Roads(pub Vec<Road>);
+
+impl Roads {
+    fn all(&self, act: impl Fn(&Road) -> Hook) -> Hook {
+        self.0.iter().try_for_each(act)
+    }
+}
+
+impl Line for Roads {
+    fn crash(&self) -> Hook {
+        self.all(Line::crash)
+    }
+
+    fn cut(&self) -> Hook {
+        self.all(Line::cut)
+    }
+
+    fn reachable(&self, yes: bool) -> Hook {
+        self.all(|road| road.reachable(yes))
+    }
+
+    fn hold_answers(&self, hold: bool) -> Hook {
+        self.all(|road| road.hold_answers(hold))
+    }
+
+    fn freeze(&self, frozen: bool) -> Hook {
+        self.all(|road| road.freeze(frozen))
+    }
+
+    fn open(&self) -> usize {
+        self.0.iter().map(Line::open).sum()
+    }
+}
+
 impl Drop for Road {
     fn drop(&mut self) {
         let Some(doors) = self.back.take() else { return };

@@ -33,8 +33,37 @@ pub(crate) fn stubs() -> Vec<&'static str> {
     ["redis", "amqp", "kafka"].into_iter().filter(is_stub).collect()
 }
 
-/// Every feature of every package of the workspace, but [`HOW_TO_BUILD`] and what turns on a stub.
-pub(crate) fn all() -> Result<Vec<(String, String)>, Problem> {
+/// Packages whose integration tests wait for servers most of the time: each a step of its own, so that they wait side by side.
+const WAITING: [&str; 4] = ["mq-kafka", "mq-amqp", "mq-redis", "mq-testbed"];
+
+/// The integration tests by name, in lots that run side by side: those of one package each, and last the rest. A name that
+/// several packages use is in one lot only, since `--test` takes it from all of them.
+pub(crate) fn lots() -> Result<Vec<(&'static str, Vec<String>)>, Problem> {
+    let mut lots: Vec<(&'static str, Vec<String>)> = WAITING.map(|package| (package, Vec::new())).into();
+    lots.push(("", Vec::new()));
+    let mut tests = Vec::new();
+    let metadata = metadata()?;
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let name = package["name"].as_str().unwrap_or_default();
+        let place = WAITING.iter().position(|waiting| *waiting == name).unwrap_or(WAITING.len());
+        for target in package["targets"].as_array().into_iter().flatten() {
+            if target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "test")) {
+                tests.push((place, target["name"].as_str().unwrap_or_default().to_owned()));
+            }
+        }
+    }
+    tests.sort();
+    let mut seen = std::collections::HashSet::new();
+    for (place, test) in tests {
+        if seen.insert(test.clone()) {
+            lots[place].1.push(test);
+        }
+    }
+    Ok(lots)
+}
+
+/// What cargo says of the workspace.
+fn metadata() -> Result<Value, Problem> {
     let output = Command::new("cargo")
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .output()
@@ -43,7 +72,12 @@ pub(crate) fn all() -> Result<Vec<(String, String)>, Problem> {
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(Problem::new(format!("cargo metadata failed, a Cargo.toml may be wrong: {words}")));
     }
-    let metadata: Value = serde_json::from_slice(&output.stdout).map_err(Problem::during("read cargo metadata"))?;
+    serde_json::from_slice(&output.stdout).map_err(Problem::during("read cargo metadata"))
+}
+
+/// Every feature of every package of the workspace, but [`HOW_TO_BUILD`] and what turns on a stub.
+pub(crate) fn all() -> Result<Vec<(String, String)>, Problem> {
+    let metadata = metadata()?;
     let stubs = stubs();
     let mut found = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {

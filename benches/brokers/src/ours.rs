@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anymq::prelude::*;
 use anymq::{Deliveries, SendBatch};
+use bytes::Bytes;
 
 use crate::job::{BATCH, FLYING, Failed, GROUP, Job, PATIENCE, Ran, payload};
 use crate::meter::Meter;
@@ -15,13 +16,14 @@ fn subscription(topic: &str) -> Subscription {
     Subscription::group(topic, GROUP).max_in_flight(2 * BATCH)
 }
 
-fn batch(n: usize, payload: &[u8]) -> SendBatch {
+/// One payload for all, as the raw programs write one: neither side pays for making it.
+fn batch(n: usize, payload: &Bytes) -> SendBatch {
     let mut batch = SendBatch::new();
-    batch.messages.extend((0..n).map(|_| Message::new(payload.to_vec())));
+    batch.messages.extend((0..n).map(|_| Message::new(payload.clone())));
     batch
 }
 
-async fn send(producer: &Arc<dyn Producer>, n: usize, payload: &[u8]) -> Result<(), Failed> {
+async fn send(producer: &Arc<dyn Producer>, n: usize, payload: &Bytes) -> Result<(), Failed> {
     let mut flying = VecDeque::new();
     let mut left = n;
     while left > 0 || !flying.is_empty() {
@@ -65,7 +67,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     // It is there, and takes nothing until it is asked: what it prefetches while the others send would be uncounted.
     consumer.control().pause();
     let producer = broker.producer(ProducerSpec::new(job.topic.as_str()).group(GROUP)).await?;
-    let payload = payload(job.size);
+    let payload = Bytes::from(payload(job.size));
     let meter = Meter::start();
     send(&producer, job.n, &payload).await?;
     let sent = meter.stop();
@@ -80,7 +82,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
 /// Messages a second that go through, sent and received at the same time, over that many topics of one client.
 pub(crate) async fn through(job: &Job, topics: usize, backlog: usize) -> Result<f64, Failed> {
     let broker = anymq::connect(job.url.as_str()).await?;
-    let payload = payload(job.size);
+    let payload = Bytes::from(payload(job.size));
     let mut lanes = Vec::new();
     for number in 0..topics {
         let topic = format!("{}-{number}", job.topic);
