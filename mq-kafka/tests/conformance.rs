@@ -26,9 +26,10 @@ use std::time::Duration;
 const DOORS: usize = 60;
 /// Tests at a time: they wait for sessions and rebalances far more than they compute.
 const PARALLEL: usize = 6;
-/// The shortest session. Two seconds were lost to a busy machine now and then; brokers themselves take no less than six unless
-/// told otherwise, which would only make the tests of members that die longer.
-const SESSION: &str = "min_session=5s";
+/// The shortest session: two seconds were lost to a busy machine now and then; brokers themselves take no less than six unless
+/// told otherwise, which would only make the tests of members that die longer. Heartbeats as often as with a shorter one, for
+/// by them a rebalance is noticed.
+const SESSION: &str = "min_session=5s&librdkafka.heartbeat.interval.ms=300";
 
 struct Kafka {
     direct: String,
