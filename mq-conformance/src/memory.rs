@@ -204,7 +204,7 @@ impl Record for Recorded {
                 (What::Delivered { .. }, _) => &mut tally.delivered,
                 (What::Acked, _) => &mut tally.acked,
                 (What::Retried { .. }, _) => &mut tally.retried,
-                (What::DeadLettered(_), _) => &mut tally.dead_lettered,
+                (What::DeadLettered { .. }, _) => &mut tally.dead_lettered,
                 _ => &mut tally.other,
             };
             *count += 1;

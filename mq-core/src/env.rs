@@ -133,7 +133,14 @@ impl Env {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.0.tasks.spawn_on(task, &self.0.handle)
+        self.0.tasks.spawn_on(task, &self.here())
+    }
+
+    /// The runtime that tasks are spawned on now: the own one, or the caller's. Handles of one broker may be used in several
+    /// runtimes, of which the first may end, or rest, while the others go on.
+    pub fn here(&self) -> Handle {
+        let callers = if self.0.own.is_none() { Handle::try_current().ok() } else { None };
+        callers.unwrap_or_else(|| self.0.handle.clone())
     }
 
     /// Tasks that run now. Zero after close.

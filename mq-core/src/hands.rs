@@ -92,12 +92,19 @@ impl Lane {
         Self::wake_lost(ring, handle);
     }
 
-    /// Settles what was in hand since before `limit` as timed out.
-    pub(crate) fn expire(&self, limit: Instant) {
+    /// Settles what was in hand since before `limit` as timed out; says since when the rest is, at the longest.
+    pub(crate) fn expire(&self, limit: Instant) -> Option<Instant> {
         let mut ring = self.ring.lock();
-        let late = ring.slots.which(|s| s.state == SlotState::Handed && s.handed_at.is_some_and(|t| t <= limit));
+        let mut oldest: Option<Instant> = None;
+        let late = ring.slots.which(|s| {
+            let Some(since) = s.handed_at.filter(|_| s.state == SlotState::Handed) else { return false };
+            if since > limit {
+                oldest = Some(oldest.map_or(since, |oldest| oldest.min(since)));
+            }
+            since <= limit
+        });
         if late.is_empty() {
-            return;
+            return oldest;
         }
         for slot in late {
             let Some(s) = ring.slots.get(slot) else { continue };
@@ -115,6 +122,7 @@ impl Lane {
         ring.slots.retire();
         self.unlock(ring);
         self.shared.settled_one();
+        oldest
     }
 
     fn nothing_to_settle(&self) -> SettleStart {

@@ -22,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const MOVE: u64 = 1 << 63;
 /// A copy that is not confirmed by then is named in health, though it may still be.
 const SLOW: Duration = Duration::from_secs(2);
+/// The shortest time from one look at what is in hand to the next.
+const BUSIEST: Duration = Duration::from_millis(10);
 /// Answers kept for settlements that nobody asked for yet.
 const ANSWERS: usize = 65_536;
 
@@ -191,19 +193,26 @@ pub(crate) async fn keep(
     stop: CancellationToken,
 ) {
     let mut moves = FuturesUnordered::new();
-    // Late by at most a sixteenth; not busier than 100 times a second, and health is looked at each second.
-    let look = (shared.sub.max_processing / 16).clamp(Duration::from_millis(10), Duration::from_secs(1));
-    let mut next_look = shared.env.now() + look;
+    let max_processing = shared.sub.max_processing;
+    // What comes to hand after a look is due when the next is. Not busier than 100 times a second, so that something is ended
+    // 10 ms late at most; health is looked at each second.
+    let longest = max_processing.clamp(BUSIEST, Duration::from_secs(1));
+    let mut next_look = shared.env.now() + longest;
     loop {
         let now = shared.env.now();
         let mut wake_at = next_look;
         if now >= next_look {
-            next_look = now + look;
-            wake_at = next_look;
-            if let Some(limit) = now.checked_sub(shared.sub.max_processing) {
-                lanes.each(|lane| lane.expire(limit));
+            next_look = now + longest;
+            if let Some(limit) = now.checked_sub(max_processing) {
+                lanes.each(|lane| {
+                    if let Some(oldest) = lane.expire(limit) {
+                        next_look = next_look.min(oldest + max_processing);
+                    }
+                });
                 lanes.drop_strays(Some(limit));
             }
+            next_look = next_look.max(now + BUSIEST);
+            wake_at = next_look;
             shared.refresh();
         }
         if let Some(at) = shared.transient_due() {

@@ -12,6 +12,7 @@
 //! | messages to write | [`Outbox`], [`Outgoing`] |
 //! | retry and dead-letter policy | [`Policy`], [`Settlement`] |
 //! | in-flight bounds | [`Flow`] |
+//! | what a connection made, and its close | [`Roster`] |
 
 mod apply;
 mod consumer;
@@ -34,6 +35,7 @@ mod producer;
 pub mod redrive;
 mod resume;
 mod ring;
+mod roster;
 mod seam;
 mod settles;
 mod shared;
@@ -59,6 +61,7 @@ pub use policy::{LetterFacts, Policy, Settlement, Verdict};
 pub use producer::EngineProducer;
 pub use resume::Resume;
 pub use ring::SeqRing;
+pub use roster::Roster;
 pub use seam::{Driver, End, Purpose, Run, Session, Stop, TxSession};
 pub use settles::SettleQueue;
 pub use stamp::stamp;

@@ -12,7 +12,6 @@ use mq_api::{
 use mq_core::redrive::{self, DeadLetterStore};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 pub(crate) struct MemoryAdmin {
     core: Arc<Core>,
@@ -167,18 +166,23 @@ impl Admin for MemoryAdmin {
     async fn pending(&self, topic: &Name, group: &GroupName, limit: usize) -> Result<Vec<PendingDelivery>> {
         self.require(Feature::Inspect)?;
         let (topic, group) = self.group_of(topic, group)?;
-        let now = self.core.look_at_clock();
-        let mut names = std::collections::HashMap::new();
+        self.core.env.notice_pause();
+        let now = self.core.env.now();
+        let mut members = std::collections::HashMap::new();
         group.each_member(|m| {
-            names.insert(m.id, m.name.to_string());
+            members.insert(m.id, m.clone());
         });
         let mut all = Vec::new();
         for (number, part) in topic.parts.iter().enumerate() {
             let part = part.lock();
             let Some(slot) = part.groups.get(group.number) else { continue };
             for (position, entry) in slot.entries.iter().filter(|(_, e)| e.state & (HELD | DELAYED) != 0) {
-                let owner = if entry.is(HELD) { names.get(&entry.member()).cloned() } else { None };
-                let idle = Duration::from_millis(u64::from(now.saturating_sub(entry.at)));
+                let member = if entry.is(HELD) { members.get(&entry.owner) } else { None };
+                let owner = member.map(|m| m.name.to_string());
+                let idle = match member {
+                    Some(member) => member.clock.since(entry.at, now),
+                    None => self.core.since_tenths(entry.at),
+                };
                 let position = Position::offset(position);
                 all.push(PendingDelivery::new(Some(number as u32), position, owner, idle, entry.attempt()));
             }
@@ -255,6 +259,9 @@ impl DeadLetterStore for Letters {
 
     async fn remove(&self, letter: &DeadLetter) -> Result<bool> {
         let (Some(letters), Some(position)) = (&self.letters, letter.position) else { return Ok(false) };
-        Ok(letters.parts[0].lock().remove(position.major))
+        let mut part = letters.parts[0].lock();
+        let removed = part.remove(position.major);
+        part.wake();
+        Ok(removed)
     }
 }

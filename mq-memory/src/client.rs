@@ -2,7 +2,7 @@
 
 use crate::admin::MemoryAdmin;
 use crate::broadcast::{BroadcastConsumer, Queue, Untracked};
-use crate::core::Core;
+use crate::core::{Core, Holder};
 use crate::driver::{CONNECT, MemoryDriver};
 use crate::fetch::MemoryConsumer;
 use crate::member::Member;
@@ -18,32 +18,17 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::runtime::Id;
 
-/// A client comes: the broker's clock runs while one is there.
-fn join(core: &Core) {
-    core.clients.fetch_add(1, Ordering::AcqRel);
-    if let Some(run) = core.timer.start() {
-        core.env.spawn(run);
-    }
-}
-
-/// A client goes; says whether it was the last.
-fn leave(core: &Core) -> bool {
-    let last = core.clients.fetch_sub(1, Ordering::AcqRel) == 1;
-    if last {
-        core.timer.stop();
-        // One that came at this moment found the clock running.
-        if core.clients.load(Ordering::Acquire) > 0
-            && let Some(run) = core.timer.start()
-        {
-            core.env.spawn(run);
-        }
-    }
-    last
-}
+/// Tasks that were told to end have ended by then, wherever their runtime is driven: a close with a deadline of nothing waits
+/// for that.
+const TASKS_END: Duration = Duration::from_secs(1);
 
 pub(crate) struct Client {
     pub(crate) core: Arc<Core>,
+    _hold: Arc<Holder>,
+    /// The runtimes in which it is used: the broker's clock runs in each.
+    runtimes: Mutex<Vec<Id>>,
     health: HealthSetter,
     closed: AtomicBool,
     /// It no longer counts as a client: apart from `closed`, since a close may be dropped midway and called again.
@@ -58,11 +43,13 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
-        join(&core);
+        core.clients.fetch_add(1, Ordering::AcqRel);
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
         let driver = core.faults.map(|plan| Arc::new(MemoryDriver { core: core.clone(), plan }));
-        Arc::new(Self {
+        let client = Arc::new(Self {
+            _hold: core.hold(),
             core,
+            runtimes: Mutex::default(),
             health,
             closed: AtomicBool::new(false),
             left: AtomicBool::new(false),
@@ -71,7 +58,22 @@ impl Client {
             driver,
             controls: Mutex::default(),
             senders: Mutex::default(),
-        })
+        });
+        client.be_here();
+        client
+    }
+
+    /// The broker's clock runs in this runtime from now on, as long as this client is there.
+    fn be_here(&self) {
+        let here = self.core.env.here().id();
+        let mut runtimes = self.runtimes.lock();
+        if self.left.load(Ordering::Acquire) || runtimes.contains(&here) {
+            return;
+        }
+        runtimes.push(here);
+        if let Some(run) = self.core.timer.host(here) {
+            self.core.env.spawn(run);
+        }
     }
 
     /// Members that run.
@@ -92,13 +94,21 @@ impl Client {
 
     /// Counts as a client no more; says whether it was the last.
     fn leave(&self) -> bool {
-        !self.left.swap(true, Ordering::AcqRel) && leave(&self.core)
+        let mut runtimes = self.runtimes.lock();
+        if self.left.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        runtimes.drain(..).for_each(|runtime| self.core.timer.leave(runtime));
+        self.core.clients.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     pub(crate) fn open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             true => Err(Error::closed("the broker")),
-            false => Ok(()),
+            false => {
+                self.be_here();
+                Ok(())
+            }
         }
     }
 
@@ -113,9 +123,8 @@ impl Client {
     }
 
     fn group_consumer(&self, sub: Subscription, group: &mq_api::Group) -> Result<Box<dyn Consumer>> {
-        let (member, consumer) = seat(&self.core, sub, group)?;
+        let (member, consumer) = seat(&self.core, sub, group, true)?;
         self.members.lock().push(Arc::downgrade(&member));
-        self.core.watch_processing(&member);
         Ok(Box::new(consumer))
     }
 
@@ -124,7 +133,7 @@ impl Client {
         let topic = core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
         let id = core.next_member();
         let (name, max) = (sub.topic.clone(), sub.max_in_flight);
-        let member = Member::new(id, sub, core.clone(), topic.clone(), None, None);
+        let member = Member::new(id, sub, core.clone(), topic.clone(), None, None, false);
         core.members.lock().insert(id, Arc::downgrade(&member));
         self.members.lock().push(Arc::downgrade(&member));
         let mut queues = Vec::new();
@@ -139,11 +148,13 @@ impl Client {
     }
 }
 
-/// Makes or verifies topic, group and dead-letter topic, and gives a member its seat.
+/// Makes or verifies topic, group and dead-letter topic, and gives a member its seat. `times_out`: the broker ends what it
+/// holds for longer than `max_processing`.
 pub(crate) fn seat(
     core: &Arc<Core>,
     sub: Subscription,
     group: &mq_api::Group,
+    times_out: bool,
 ) -> Result<(Arc<Member>, MemoryConsumer)> {
     let topic = core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
     if let Start::Replay(_) = sub.start
@@ -181,9 +192,9 @@ pub(crate) fn seat(
         _ => None,
     };
     let id = core.next_member();
-    let member = Member::new(id, sub, core.clone(), topic, Some(handle.clone()), dead);
+    let member = Member::new(id, sub, core.clone(), topic, Some(handle.clone()), dead, times_out);
     core.members.lock().insert(id, Arc::downgrade(&member));
-    core.look_at_clock();
+    core.env.notice_pause();
     handle.join(&member);
     handle.assign_free();
     Ok((member.clone(), MemoryConsumer::new(member, handle)))
@@ -257,6 +268,8 @@ impl Broker for Client {
         let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
         let producers: Vec<_> = self.producers.lock().iter().filter_map(Weak::upgrade).collect();
         let mut report = CloseReport::default();
+        let env = &self.core.env;
+        let until = env.after(deadline);
         // All start draining at once: the deadline is for all of them together.
         let controls: Vec<_> = self.controls.lock().drain(..).collect();
         let closing = members.iter().map(|m| m.close(deadline)).chain(controls.iter().map(|c| c.close(deadline)));
@@ -271,10 +284,13 @@ impl Broker for Client {
         self.health.set(HealthState::Closed, "", self.core.env.wall());
         let joined = std::pin::pin!(self.core.timer.started());
         if self.leave() {
+            let until = until.max(env.after(TASKS_END));
             // A client that comes meanwhile has tasks of its own, which this one does not wait for.
             tokio::select! { biased;
                 () = self.core.env.no_tasks() => {}
                 () = joined => {}
+                // They are in a runtime that nobody drives, and end when somebody does.
+                () = tokio::time::sleep_until(until) => report.abandoned += self.core.env.tasks() as u64,
             }
         }
         report

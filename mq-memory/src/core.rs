@@ -2,10 +2,10 @@
 
 use crate::faults::FaultPlan;
 use crate::group::Group;
-use crate::letter::Letter;
+use crate::letter::{Letter, give_back};
 use crate::member::Member;
 use crate::partition::{Keep, Part};
-use crate::pending::HELD;
+use crate::pending::ANYBODY;
 use crate::profile::Profile;
 use crate::timer::Timer;
 use crate::topic::Topic;
@@ -47,12 +47,12 @@ pub(crate) struct Core {
     pub(crate) topics: Mutex<BTreeMap<Arc<str>, Arc<Topic>>>,
     pub(crate) members: Mutex<HashMap<u32, Weak<Member>>>,
     pub(crate) dying: Mutex<Vec<Arc<Member>>>,
-    /// Milliseconds since the start, as of the last look: what a hand-over is stamped with.
-    pub(crate) coarse: AtomicU32,
     pub(crate) clients: AtomicUsize,
     /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
     pub(crate) faults: Option<FaultPlan>,
     next_member: AtomicU32,
+    /// What the living handles share.
+    holder: Mutex<Weak<Holder>>,
     start: tokio::time::Instant,
 }
 
@@ -70,7 +70,7 @@ impl Core {
         for feature in without {
             capabilities = capabilities.with(*feature, Support::Unsupported("its configuration takes it away"));
         }
-        let core = Arc::new(Self {
+        Arc::new(Self {
             name,
             profile,
             capabilities: Arc::new(capabilities),
@@ -82,19 +82,35 @@ impl Core {
             topics: Mutex::default(),
             members: Mutex::default(),
             dying: Mutex::default(),
-            coarse: AtomicU32::new(0),
             clients: AtomicUsize::new(0),
             faults,
             next_member: AtomicU32::new(1),
+            holder: Mutex::default(),
             start: env.now(),
             env,
-        });
-        core.env.spawn(core.timer.clone().run());
-        core
+        })
     }
 
+    /// For a handle to keep.
+    pub(crate) fn hold(self: &Arc<Self>) -> Arc<Holder> {
+        let mut holder = self.holder.lock();
+        if let Some(found) = holder.upgrade() {
+            return found;
+        }
+        let made = Arc::new(Holder(self.clone()));
+        *holder = Arc::downgrade(&made);
+        made
+    }
+
+    /// A number that no member has which is there. They are used again only after four billion others, so that handles of one
+    /// that left settle nothing of another's.
     pub(crate) fn next_member(&self) -> u32 {
-        self.next_member.fetch_add(1, Ordering::Relaxed)
+        loop {
+            let id = self.next_member.fetch_add(1, Ordering::Relaxed);
+            if !matches!(id, 0 | ANYBODY) && !self.members.lock().contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     /// How long the broker hears nothing of a member until it takes it for dead: the lease, or where leases are not what counts
@@ -106,12 +122,9 @@ impl Core {
         }
     }
 
-    /// Milliseconds since the start; refreshes the coarse clock.
-    pub(crate) fn look_at_clock(&self) -> u32 {
-        self.env.notice_pause();
-        let now = (self.env.now() - self.start).as_millis() as u32;
-        self.coarse.store(now, Ordering::Relaxed);
-        now
+    /// Tenths of a second since the start.
+    pub(crate) fn tenths(&self) -> u32 {
+        ((self.env.now() - self.start).as_millis() / 100) as u32
     }
 
     fn keep(&self, retention: Option<Retention>) -> Keep {
@@ -212,7 +225,7 @@ impl Core {
             let letter = Letter { topic, group, part: number, position, attempt, member };
             letter.settle_crashed(self, part);
         } else {
-            slot.make_due(position, attempt + 1, member.suspect_at());
+            give_back(self, (topic, number), group, part, (position, attempt + 1), member.suspect_at());
         }
         part.waiting = true;
         part.wake();
@@ -235,46 +248,57 @@ impl Core {
         }
         n
     }
+}
 
-    /// Held longer than `max_processing`: settled as timed out. Runs again until the member is gone.
-    pub(crate) fn watch_processing(self: &Arc<Self>, member: &Arc<Member>) {
-        // Late by at most a sixteenth, and at most a second where that is less.
-        let limit = member.sub.max_processing;
-        let step = (limit / 16).clamp(std::time::Duration::from_millis(10), std::time::Duration::from_secs(60));
-        let (core, weak) = (Arc::downgrade(self), Arc::downgrade(member));
-        self.timer.at(self.env.now() + step, move || {
-            let (Some(core), Some(member)) = (core.upgrade(), weak.upgrade()) else { return };
-            if member.is_crashed() {
-                return;
-            }
-            let now = core.look_at_clock();
-            let late = (limit + step).as_millis() as u32;
-            core.expire_processing(&member, now.saturating_sub(late));
-            core.watch_processing(&member);
-        });
+/// Lives while somebody can reach the broker: through a client, or as its operator. Members that died keep the broker until
+/// their leases end; when nobody is there to see that, it does not happen.
+pub(crate) struct Holder(Arc<Core>);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let dying = std::mem::take(&mut *self.0.dying.lock());
+        drop(dying);
     }
+}
 
-    fn expire_processing(&self, member: &Arc<Member>, limit: u32) {
-        let (topic, Some(group)) = member.seat() else { return };
-        for (number, part) in topic.parts.iter().enumerate() {
-            let late: Vec<u64> = match part.lock().groups.get(group.number) {
-                Some(g) => g
-                    .entries
-                    .iter()
-                    .filter(|(_, e)| e.member() == member.id && e.state & HELD != 0 && e.at < limit)
-                    .map(|(p, _)| p)
-                    .collect(),
-                None => Vec::new(),
-            };
-            for position in late {
-                crate::letter::time_out(member, &topic, &group, number, position);
-            }
-        }
+impl std::fmt::Debug for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
     }
 }
 
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "memory://{} ({} topics)", self.name, self.topics.lock().len())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used)]
+mod tests {
+    use crate::{MemoryBroker, MemoryConfig};
+    use mq_api::{BrokerExt, ConsumerExt, Message, Result, Subscription};
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    /// However many members there were before it, what a member held is given back.
+    #[tokio::test(start_paused = true)]
+    async fn members_are_told_apart_after_very_many() -> Result<()> {
+        for before in [1 << 20, u32::MAX - 1, u32::MAX] {
+            let memory = MemoryBroker::new(MemoryConfig::default())?;
+            let broker = memory.connect();
+            let producer = broker.producer("t").await?;
+            let mut kept = broker.subscribe(Subscription::group("t", "other").member("first")).await?;
+            memory.core.next_member.store(before, Ordering::Relaxed);
+            producer.send(Message::new("x")).await?;
+            for _ in 0..4 {
+                let mut consumer = broker.subscribe(Subscription::group("t", "g")).await?;
+                let held = consumer.recv().await?.expect("open");
+                assert_eq!(consumer.control().close(Duration::ZERO).await.given_back, 1);
+                assert!(!held.is_owned());
+            }
+            kept.recv().await?.expect("open").ack().await;
+        }
+        Ok(())
     }
 }

@@ -64,7 +64,7 @@ impl Driver for MemoryDriver {
         };
         // Settled before the hand-over is the engine's work; the broker sees an early acknowledgement.
         let sub = sub.guarantee(Guarantee::AtLeastOnce).member(session.member.to_string());
-        let (member, consumer) = seat(&self.core, sub, &group)?;
+        let (member, consumer) = seat(&self.core, sub, &group, false)?;
         let serving =
             Serving { core: self.core.clone(), plan: self.plan, session, member, consumer, lanes: BTreeMap::new() };
         Ok(Box::pin(serving.run()))

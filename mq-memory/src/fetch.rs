@@ -8,7 +8,7 @@ use crate::pending::Pending;
 use crate::take::{Taken, Took, take_run, take_slow};
 use mq_api::{
     Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Guarantee, Position, Provisioning, Result,
-    Settled, Source, Start, Ticket,
+    Settled, Source, Ticket,
 };
 use mq_core::Gate;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(crate) struct MemoryConsumer {
     /// The lane that has its turn. It keeps it until a batch, the budget, or the credit ends.
     at: usize,
     budget: u32,
+    /// Of this lane a suspect waits to be handed over alone.
+    suspect: Option<Arc<MemoryLane>>,
     /// Nobody wants to hear of every message, and deliveries are settled one by one: new messages may go the short way.
     short: bool,
     /// For [`poll_next`](Consumer::poll_next) beside its hot path; always empty between calls.
@@ -37,7 +39,8 @@ impl MemoryConsumer {
     pub(crate) fn new(member: Arc<Member>, group: Arc<Group>) -> Self {
         let control = ConsumerControl::new(member.clone());
         let short = !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
-        Self { member, group, lanes: Vec::new(), control, version: 0, at: 0, budget: 0, short, one: Deliveries::new() }
+        let one = Deliveries::new();
+        Self { member, group, lanes: Vec::new(), control, version: 0, at: 0, budget: 0, suspect: None, short, one }
     }
 
     /// The next lane has its turn; after the last comes the first.
@@ -49,11 +52,17 @@ impl MemoryConsumer {
     #[cold]
     fn refresh(&mut self) -> Result<()> {
         let (mut topic, _) = self.member.seat();
-        if self.group.is_deleted() || topic.deleted.load(Ordering::Acquire) {
-            topic = self.make_again()?;
+        loop {
+            if self.group.is_deleted() || topic.deleted.load(Ordering::Acquire) {
+                topic = self.make_again()?;
+            }
+            self.group.assign_free();
+            self.version = self.group.version();
+            // Deleted again while it was made, when nobody had joined who could be told.
+            if !self.group.is_deleted() {
+                break;
+            }
         }
-        self.group.assign_free();
-        self.version = self.group.version();
         let mut lanes = Vec::new();
         for (number, part) in topic.parts.iter().enumerate() {
             let guard = part.lock();
@@ -77,7 +86,7 @@ impl MemoryConsumer {
                     group: self.group.clone(),
                     part: part.clone(),
                     number,
-                    owner: self.member.id,
+                    turn: 0,
                     source: source.at(Some(number as u32), epoch),
                     settled: Settled::Confirmed(self.member.core.capabilities.settle_level),
                 })
@@ -103,19 +112,13 @@ impl MemoryConsumer {
             self.member.trouble(Some(text.clone()));
             return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
         }
-        let resume = self.group.resume();
-        let made = topic.find_group(&self.group.name).is_none();
-        let group = topic.group(&self.group.name, Start::Oldest, self.group.per_key());
-        if made && same {
-            for (part, at) in topic.parts.iter().zip(resume) {
-                let mut part = part.lock();
-                let head = part.log.head();
-                if let Some(slot) = part.groups.get_mut(group.number) {
-                    *slot = crate::pending::GroupPart::starting_at(at.max(head), group.per_key());
-                }
-            }
-        }
-        let count = same.then_some(0);
+        // Of a new topic nothing is known: it begins at its beginning.
+        let left = if same { self.group.left() } else { Vec::new() };
+        let (group, _) = topic.make_group(&self.group.name, self.group.per_key(), |number, part| {
+            let first = part.log.head();
+            left.get(number).map_or((first, 0), |left| (left.resume(first), left.lost(first)))
+        });
+        let count = same.then(|| group.lost());
         let gap = Gap { count, ..Gap::new(topic.name.clone(), GapCause::Deleted) };
         self.member.events.push(Event::Gap(gap));
         self.member.take_seat(topic.clone(), Some(group.clone()));
@@ -135,7 +138,7 @@ impl MemoryConsumer {
         let mut guard = lane.part.lock();
         let part = &mut *guard;
         let group = part.groups.get_mut(lane.group.number)?;
-        if !group.takes_short(lane.owner) {
+        if !group.takes_short(member.id) {
             return None;
         }
         let next = group.entries.tail();
@@ -148,24 +151,24 @@ impl MemoryConsumer {
         if !member.flow.fits(size as usize) {
             return None;
         }
-        let at = member.core.coarse.load(Ordering::Relaxed);
-        *group.entries.push_cell().1 = Pending::held(lane.owner, 1, size, at);
+        let at = member.tick();
+        *group.entries.push_cell().1 = Pending::held(member.id, 1, size, at);
         let message = stored.clone();
         drop(guard);
         member.flow.take(1, size as usize);
         Some(Delivery::new(message, Position::offset(next), 1, Ticket::new(lane.clone(), next)))
     }
 
-    /// Takes from one partition what there is, at most `max`; says how many.
-    fn take(&self, lane: &Arc<MemoryLane>, max: usize, out: &mut Deliveries, cx: &mut Context<'_>) -> usize {
+    /// Takes from one partition what there is, at most `max`.
+    fn take(&self, lane: &Arc<MemoryLane>, max: usize, out: &mut Deliveries, cx: &mut Context<'_>) -> Took {
         let member = &*self.member;
         let mut guard = lane.part.lock();
-        let mut took = Took { n: 0, no_room: None };
+        let mut took = Took::default();
         {
             let part = &mut *guard;
-            let Some(group) = part.groups.get_mut(lane.group.number) else { return 0 };
-            if group.deleted || group.owner.is_some() && (group.owner != Some(member.id) || group.draining) {
-                return 0;
+            let Some(group) = part.groups.get_mut(lane.group.number) else { return took };
+            if !group.is_open_to(member.id) {
+                return took;
             }
             if self.short && group.takes_short(member.id) {
                 took.n = take_run(lane, part, max, out);
@@ -175,7 +178,44 @@ impl MemoryConsumer {
             took = take_slow(lane, &mut guard, max, out);
         }
         self.wait_if_none(lane, &mut guard, &took, cx);
-        took.n
+        took
+    }
+
+    /// A suspect waits to be handed over alone. Until nothing is in hand nothing else goes out, of no partition: else it would
+    /// wait for ever beside one that is busy. Unless another member takes it first. Ready: this one may take again, and begins
+    /// with that lane.
+    fn poll_suspect(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(lane) = &self.suspect else { return Poll::Ready(()) };
+        let mut guard = lane.part.lock();
+        let slot = guard.groups.get(lane.group.number);
+        let waits = slot.is_some_and(|slot| slot.is_open_to(self.member.id) && !slot.suspects.is_empty());
+        if waits && self.member.flow.poll_drained(cx).is_pending() {
+            self.listen(lane, &mut guard, cx);
+            return Poll::Pending;
+        }
+        drop(guard);
+        let at = self.lanes.iter().position(|l| Arc::ptr_eq(l, lane));
+        self.at = at.unwrap_or(self.at);
+        self.suspect = None;
+        self.member.flow.open(Gate::Alone);
+        Poll::Ready(())
+    }
+
+    fn await_suspect(&mut self, at: usize) {
+        self.suspect = self.lanes.get(at).cloned();
+        self.member.flow.shut(Gate::Alone);
+    }
+
+    /// Whoever changes something there wakes this member.
+    fn listen(&self, lane: &MemoryLane, part: &mut Part, cx: &Context<'_>) {
+        part.waiting = true;
+        let Some(group) = part.groups.get_mut(lane.group.number) else { return };
+        // One for each member: polls that ended leave nothing behind.
+        match group.wakers.iter_mut().find(|(id, _)| *id == self.member.id) {
+            Some((_, waker)) if waker.will_wake(cx.waker()) => {}
+            Some((_, waker)) => waker.clone_from(cx.waker()),
+            None => group.wakers.push((self.member.id, cx.waker().clone())),
+        }
     }
 
     /// Nothing there: whoever changes that wakes this member.
@@ -187,18 +227,7 @@ impl MemoryConsumer {
             {
                 cx.waker().wake_by_ref();
             }
-            guard.waiting = true;
-            if let Some(group) = guard.groups.get_mut(lane.group.number) {
-                // One for each member: polls that ended leave nothing behind.
-                match group.wakers.iter_mut().find(|(id, _)| *id == member.id) {
-                    Some((_, waker)) if waker.will_wake(cx.waker()) => {}
-                    Some((_, waker)) => waker.clone_from(cx.waker()),
-                    None => group.wakers.push((member.id, cx.waker().clone())),
-                }
-                if !group.suspects.is_empty() && member.flow.poll_drained(cx).is_ready() {
-                    cx.waker().wake_by_ref();
-                }
-            }
+            self.listen(lane, guard, cx);
         }
     }
 
@@ -210,7 +239,7 @@ impl MemoryConsumer {
         {
             return Poll::Ready(Err(error));
         }
-        if self.member.flow.poll_credit(cx).is_pending() {
+        if self.poll_suspect(cx).is_pending() || self.member.flow.poll_credit(cx).is_pending() {
             return Poll::Pending;
         }
         let max = max.max(1).min(self.member.flow.credit().count.max(1));
@@ -220,16 +249,21 @@ impl MemoryConsumer {
             let lane = &self.lanes[at];
             let mut guard = lane.part.lock();
             let Some(group) = guard.groups.get(lane.group.number) else { continue };
-            if group.deleted || group.owner.is_some() && (group.owner != Some(self.member.id) || group.draining) {
+            if !group.is_open_to(self.member.id) {
                 continue;
             }
             let took = take_slow(lane, &mut guard, max, out);
             self.wait_if_none(lane, &mut guard, &took, cx);
+            drop(guard);
             if took.n > 0 {
-                drop(guard);
                 self.at = at;
                 self.turn_ends();
                 return Poll::Ready(Ok(()));
+            }
+            if took.suspect_waits {
+                self.await_suspect(at);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
         }
         if self.version != self.group.version() {
@@ -265,7 +299,7 @@ impl MemoryConsumer {
         {
             return Poll::Ready(Err(error));
         }
-        if self.member.flow.poll_credit(cx).is_pending() {
+        if self.poll_suspect(cx).is_pending() || self.member.flow.poll_credit(cx).is_pending() {
             self.budget = 0;
             self.turn_ends();
             // A gate may have shut meanwhile.
@@ -276,10 +310,16 @@ impl MemoryConsumer {
         let lanes = self.lanes.len();
         for turn in 0..lanes {
             let at = (self.at + turn) % lanes;
-            let n = self.take(&self.lanes[at], max, out, cx);
-            if n > 0 {
+            let took = self.take(&self.lanes[at], max, out, cx);
+            if took.n > 0 {
                 self.at = at;
-                return Poll::Ready(Ok(n));
+                return Poll::Ready(Ok(took.n));
+            }
+            if took.suspect_waits {
+                self.await_suspect(at);
+                // It looks again at once, and then waits until nothing is in hand.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
         }
         self.budget = 0;

@@ -1,6 +1,8 @@
 //! A group: its members, and which of them holds which partition.
 
 use crate::member::Member;
+use crate::partition::Part;
+use crate::pending::GroupPart;
 use crate::topic::Topic;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -17,8 +19,40 @@ pub(crate) struct Group {
     /// Changes with every change of ownership: members then look again.
     version: AtomicU64,
     deleted: AtomicBool,
-    /// After a deletion: the lowest unsettled position of each partition, where members make it again.
-    resume: Mutex<Vec<u64>>,
+    /// After a deletion: what each partition held for it then.
+    left: Mutex<Vec<Left>>,
+    /// Messages that were gone when it was made in place of a deleted one that had not handled them.
+    lost: AtomicU64,
+}
+
+/// What a deleted group had not handled in one partition.
+#[derive(Debug, Clone)]
+pub(crate) struct Left {
+    /// The lowest unsettled position, where members make it again.
+    head: u64,
+    /// What beyond that was settled, or was not meant for it.
+    not: Vec<u64>,
+}
+
+impl Left {
+    fn of(part: &Part, slot: &GroupPart, only: u32) -> Self {
+        let settled = slot.entries.iter().filter(|(_, e)| e.is_settled()).map(|(position, _)| position);
+        let others = (slot.entries.tail()..part.log.tail()).filter(|p| {
+            part.log.get(*p).is_none_or(|cell| cell.stored.is_none() || cell.only != 0 && cell.only != only)
+        });
+        Self { head: slot.entries.head(), not: settled.chain(others).collect() }
+    }
+
+    /// Where it goes on in a log that begins at `first`.
+    pub(crate) fn resume(&self, first: u64) -> u64 {
+        self.head.max(first)
+    }
+
+    /// How many messages it had not handled that are gone from a log that begins at `first`.
+    pub(crate) fn lost(&self, first: u64) -> u64 {
+        let not = self.not.iter().filter(|position| **position < first).count() as u64;
+        first.saturating_sub(self.head).saturating_sub(not)
+    }
 }
 
 impl Group {
@@ -31,7 +65,8 @@ impl Group {
             members: Mutex::default(),
             version: AtomicU64::new(1),
             deleted: AtomicBool::new(false),
-            resume: Mutex::default(),
+            left: Mutex::default(),
+            lost: AtomicU64::new(0),
         }
     }
 
@@ -79,25 +114,30 @@ impl Group {
         // What is in hand is settled as stale later, which gives nothing back.
         let mut held: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
         for part in &topic.parts {
-            let mut part = part.lock();
+            let mut guard = part.lock();
+            let part = &mut *guard;
+            if let Some(slot) = part.groups.get(self.number) {
+                self.left.lock().push(Left::of(part, slot, self.number as u32 + 1));
+            }
             if let Some(group) = part.groups.get_mut(self.number) {
                 for (_, entry) in group.entries.iter().filter(|(_, e)| e.is(crate::pending::HELD)) {
-                    let (n, bytes) = held.entry(entry.member()).or_default();
+                    let (n, bytes) = held.entry(entry.owner).or_default();
                     (*n, *bytes) = (*n + 1, *bytes + entry.size as usize);
                 }
                 group.deleted = true;
-                self.resume.lock().push(group.entries.head());
                 group.entries.clear();
                 group.again.clear();
                 group.suspects.clear();
                 group.delayed.clear();
                 group.history.clear();
+                group.gate = None;
                 let lost = std::mem::take(&mut group.lost);
                 lost.into_iter().for_each(|(_, _, waker)| waker.wake());
             }
             part.trim(&topic.keep, u64::MAX);
         }
         self.each_member(|member| {
+            member.forget_suspect();
             if let Some((n, bytes)) = held.remove(&member.id) {
                 member.flow.give(n, bytes);
             }
@@ -105,8 +145,19 @@ impl Group {
         self.changed();
     }
 
-    pub(crate) fn resume(&self) -> Vec<u64> {
-        self.resume.lock().clone()
+    /// What a deleted one had not handled, for each partition.
+    pub(crate) fn left(&self) -> Vec<Left> {
+        self.left.lock().clone()
+    }
+
+    /// See [`lost`](Self::lost).
+    pub(crate) fn lose(&self, n: u64) {
+        self.lost.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// How many messages were lost when it was made in place of a deleted one.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     fn changed(&self) {

@@ -18,23 +18,23 @@ pub(crate) struct MemoryLane {
     pub(crate) group: Arc<Group>,
     pub(crate) part: SharedPart,
     pub(crate) number: usize,
-    /// As whom it settles: the member, and for a message that came again the number of the hand-over.
-    pub(crate) owner: u32,
+    /// Which hand-over of its message it settles: 0 for all that came for the first time.
+    pub(crate) turn: u64,
     pub(crate) source: Source,
     /// What a settlement is confirmed as.
     pub(crate) settled: Settled,
 }
 
 impl MemoryLane {
-    /// The same hold, by another hand-over.
-    pub(crate) fn of(&self, owner: u32) -> Self {
+    /// The same hold, by a later hand-over.
+    pub(crate) fn of(&self, turn: u64) -> Self {
         Self {
             member: self.member.clone(),
             topic: self.topic.clone(),
             group: self.group.clone(),
             part: self.part.clone(),
             number: self.number,
-            owner,
+            turn,
             source: self.source.clone(),
             settled: self.settled,
         }
@@ -43,10 +43,16 @@ impl MemoryLane {
     #[cold]
     #[inline(never)]
     fn stale(&self, position: u64) -> SettleStart {
-        if let Some(trace) = &self.member.core.trace {
-            trace.push(What::Stale, self.member.place(&self.source, position), &mq_api::MessageId::NIL);
-        }
+        self.trace_stale(position);
         SettleStart::Done(Settled::Stale)
+    }
+
+    /// With the partition unlocked.
+    fn trace_stale(&self, position: u64) {
+        let Some(trace) = &self.member.core.trace else { return };
+        let there = self.part.lock().stored(position).map(|s| s.message.id.clone());
+        let id = there.unwrap_or_else(|| trace.id_of(&self.topic.name, self.number as u32, position));
+        trace.push(What::Stale, self.member.place(&self.source, position), &id);
     }
 
     #[cold]
@@ -65,13 +71,16 @@ impl MemoryLane {
             return self.stale(first);
         }
         let (mut done, mut bytes) = (0, 0);
-        let mut free = false;
+        let (mut free, mut stale) = (false, Vec::new());
         {
             let mut guard = self.part.lock();
             for position in first..first + u64::from(n) {
                 let part = &mut *guard;
                 let Some(group) = part.groups.get_mut(self.group.number) else { break };
-                let Some(entry) = group.held_by(self.owner, position) else { continue };
+                let Some(entry) = group.held_by(self.member.id, self.turn, position) else {
+                    stale.push(position);
+                    continue;
+                };
                 bytes += entry.size as usize;
                 done += 1;
                 self.trace_acked(part, position);
@@ -87,7 +96,8 @@ impl MemoryLane {
         if free {
             self.group.assign_free();
         }
-        if done < n as usize { self.stale(first) } else { SettleStart::Done(self.settled) }
+        stale.iter().for_each(|position| self.trace_stale(*position));
+        if done < n as usize { SettleStart::Done(Settled::Stale) } else { SettleStart::Done(self.settled) }
     }
 }
 
@@ -107,7 +117,8 @@ impl Settle for MemoryLane {
             drop(guard);
             return self.ack_slow(position, 1);
         }
-        let Some(entry) = group.held_by(self.owner, position) else {
+        // No entry has a history here, so that each is in its first hand-over.
+        let Some(entry) = group.held_by_member(self.member.id, position) else {
             drop(guard);
             return self.stale(position);
         };
@@ -139,7 +150,7 @@ impl Settle for MemoryLane {
             return self.ack_slow(first, n);
         }
         let (mut done, mut bytes) = (0usize, 0usize);
-        let owner = self.owner;
+        let owner = self.member.id;
         let (a, b) = group.entries.slices_mut(first, n as usize);
         for piece in [a, b] {
             for entry in piece {
@@ -172,8 +183,8 @@ impl Settle for MemoryLane {
         let core = &self.member.core;
         let mut guard = self.part.lock();
         let part = &mut *guard;
-        let Some(group) = part.groups.get_mut(self.group.number) else { return self.stale(position) };
-        let Some(entry) = group.held_by(self.owner, position).copied() else {
+        let held = part.groups.get_mut(self.group.number).and_then(|g| g.held_by(self.member.id, self.turn, position));
+        let Some(entry) = held.copied() else {
             drop(guard);
             return self.stale(position);
         };
@@ -201,23 +212,23 @@ impl Settle for MemoryLane {
     fn poll_lost(&self, position: u64, cx: &mut Context<'_>) -> Poll<()> {
         let mut part = self.part.lock();
         let Some(group) = part.groups.get_mut(self.group.number) else { return Poll::Ready(()) };
-        if group.deleted || self.member.is_crashed() || group.held_by(self.owner, position).is_none() {
+        if group.deleted || self.member.is_crashed() || group.held_by(self.member.id, self.turn, position).is_none() {
             return Poll::Ready(());
         }
         if !group.lost.iter().any(|(p, _, w)| *p == position && w.will_wake(cx.waker())) {
-            group.lost.push((position, self.owner, cx.waker().clone()));
+            group.lost.push((position, self.member.id, cx.waker().clone()));
         }
         Poll::Pending
     }
 
     fn is_owned(&self, position: u64) -> bool {
         let mut part = self.part.lock();
-        let owner = self.owner;
+        let (member, turn) = (self.member.id, self.turn);
         !self.member.is_crashed()
             && part
                 .groups
                 .get_mut(self.group.number)
-                .is_some_and(|g| !g.deleted && g.held_by(owner, position).is_some())
+                .is_some_and(|g| !g.deleted && g.held_by(member, turn, position).is_some())
     }
 
     fn source(&self) -> &Source {

@@ -3,11 +3,11 @@
 use crate::core::Core;
 use crate::group::Group;
 use crate::member::Member;
-use crate::partition::Part;
+use crate::partition::{Part, Trimmed};
 use crate::pending::DELAYED;
 use crate::topic::Topic;
 use crate::trace::What;
-use mq_api::{Envelope, Failure, OnDeadLetter, Position, Reason, Settled, Source};
+use mq_api::{Class, Envelope, Failure, GapCause, OnDeadLetter, Position, Reason, Settled, Source};
 use mq_core::{LetterFacts, Settlement, key_hash};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -16,29 +16,43 @@ use std::time::Duration;
 
 /// An entry is settled for good. Says whether a draining partition may move now.
 pub(crate) fn finish(topic: &Topic, group: &Group, part: &mut Part, position: u64) -> bool {
-    let key = part.stored(position).and_then(|s| s.message.key.as_deref()).map(key_hash);
     let Some(slot) = part.groups.get_mut(group.number) else { return false };
-    if let Some(entry) = slot.entries.get_mut(position) {
-        entry.state = 0;
-    }
-    slot.history.remove(&position);
-    slot.wake_lost(position);
-    if let (Some(gate), Some(key)) = (&mut slot.gate, key)
-        && let Some(next) = gate.leave(key)
-        && let Some(entry) = slot.entries.get_mut(next)
-    {
-        let attempt = entry.attempt();
-        entry.set(attempt, 0);
-        slot.again.insert(next);
-        part.waiting = true;
-    }
-    let Some(slot) = part.groups.get_mut(group.number) else { return false };
+    let freed = slot.end(position);
     let draining = slot.draining;
-    if slot.advance() {
-        let upto = slot.entries.head();
+    let moved = slot.advance();
+    let upto = slot.entries.head();
+    part.waiting |= freed;
+    if moved {
         part.trim(&topic.keep, upto);
     }
     draining && group.drained_maybe(part)
+}
+
+/// An entry whose message left the log while it was in hand, and which was not handled: there is nothing to hand over again,
+/// so it ends here, and the group hears of it. Says whether a draining partition may move now.
+fn gone(core: &Core, topic: &Topic, group: &Group, number: usize, part: &mut Part, position: u64) -> bool {
+    let cause = if topic.keep.is_log { GapCause::Retention } else { GapCause::Deleted };
+    let lost = Trimmed { group: group.number, from: position, to: position + 1, count: 1 };
+    topic.report(core, group, number, lost, cause);
+    finish(topic, group, part, position)
+}
+
+/// What was in hand is due again, for hand-over number `attempt`. Says whether a draining partition may move now.
+pub(crate) fn give_back(
+    core: &Core,
+    (topic, number): (&Topic, usize),
+    group: &Group,
+    part: &mut Part,
+    (position, attempt): (u64, u32),
+    suspect_at: u32,
+) -> bool {
+    if part.stored(position).is_none() {
+        return gone(core, topic, group, number, part, position);
+    }
+    let Some(slot) = part.groups.get_mut(group.number) else { return false };
+    slot.wake_lost(position);
+    slot.make_due(position, attempt, suspect_at);
+    slot.draining && group.drained_maybe(part)
 }
 
 /// For the engine's driver: carries out a settlement that the engine decided; stale if the member does not hold it.
@@ -98,6 +112,20 @@ impl Letter<'_> {
         }
     }
 
+    /// When a retry comes at the earliest: when it is due, and one of the members takes anything.
+    fn comes_after(&self, after: Duration, cause: Option<&Failure>) -> Duration {
+        if !cause.is_some_and(|cause| cause.class() == Class::Transient) {
+            return after;
+        }
+        let mut pause = self.member.pause_ahead(true);
+        self.group.each_member(|other| {
+            if other.id != self.member.id {
+                pause = pause.min(other.pause_ahead(false));
+            }
+        });
+        after.max(pause)
+    }
+
     fn source(&self) -> Source {
         Source::new(self.topic.name.clone(), Some(self.group.name.clone())).at(Some(self.part as u32), 0)
     }
@@ -121,22 +149,24 @@ impl Letter<'_> {
             Settlement::Ack => finish(self.topic, self.group, part, self.position),
             Settlement::Release => {
                 self.trace(core, part, What::Released);
-                self.again(core, part, Duration::ZERO, self.attempt, None);
-                false
+                self.again(core, part, Duration::ZERO, self.attempt, None)
             }
             Settlement::Retry { after, attempt, cause } => {
                 let error = cause.as_ref().map(|c| c.chain().to_owned());
-                self.trace(core, part, What::Retried { after, error });
+                if core.trace.is_some() {
+                    let after = self.comes_after(after, cause.as_deref());
+                    self.trace(core, part, What::Retried { after, error });
+                }
                 core.hooks.retried(&self.source(), attempt, after);
-                self.again(core, part, after, attempt, cause);
-                part.groups.get(self.group.number).is_some_and(|g| g.draining) && self.group.drained_maybe(part)
+                self.again(core, part, after, attempt, cause)
             }
             Settlement::Discard { reason, error } => {
                 let id = part.stored(self.position).map(|s| s.message.id.clone()).unwrap_or_default();
-                let error = error.as_ref().map_or("", |e| e.chain());
-                tracing::warn!(topic = %self.topic.name, %id, %reason, error, "message discarded: dead letters are off");
+                let error = error.as_ref().map(|e| e.chain().to_owned());
+                let last = error.as_deref().unwrap_or_default();
+                tracing::warn!(topic = %self.topic.name, %id, %reason, error = last, "message discarded: dead letters are off");
                 core.hooks.discarded(&self.source(), &reason);
-                self.trace(core, part, What::Discarded(reason.to_string()));
+                self.trace(core, part, What::Discarded { reason: reason.to_string(), error });
                 finish(self.topic, self.group, part, self.position)
             }
             Settlement::DeadLetter { reason, error, attempts } => {
@@ -158,6 +188,7 @@ impl Letter<'_> {
         slot.wake_lost(self.position);
         if let Some(entry) = slot.entries.get_mut(self.position) {
             entry.set(self.attempt, DELAYED);
+            entry.at = core.tenths();
         }
         let error = error.cloned().map(Box::new);
         let (topic, group) = (Arc::downgrade(self.topic), Arc::downgrade(self.group));
@@ -182,7 +213,7 @@ impl Letter<'_> {
                 }
                 None => {
                     slot.make_due(position, attempt, suspect_at);
-                    false
+                    slot.draining && group.drained_maybe(part)
                 }
             };
             part.waiting = true;
@@ -194,23 +225,29 @@ impl Letter<'_> {
         });
     }
 
-    fn again(&self, core: &Core, part: &mut Part, after: Duration, attempt: u32, cause: Option<Box<Failure>>) {
-        let Some(slot) = part.groups.get_mut(self.group.number) else { return };
+    /// Says whether a draining partition may move now.
+    fn again(&self, core: &Core, part: &mut Part, after: Duration, attempt: u32, cause: Option<Box<Failure>>) -> bool {
+        let (topic, group, suspect_at) = (self.topic, self.group, self.member.suspect_at());
+        if part.stored(self.position).is_none() {
+            return gone(core, topic, group, self.part, part, self.position);
+        }
+        let Some(slot) = part.groups.get_mut(self.group.number) else { return false };
         if let Some(cause) = cause {
             slot.history.entry(self.position).or_default().failure = Some(cause);
         }
-        slot.wake_lost(self.position);
         if after.is_zero() {
-            slot.make_due(self.position, attempt, self.member.suspect_at());
-            return;
+            return give_back(core, (topic, self.part), group, part, (self.position, attempt), suspect_at);
         }
+        slot.wake_lost(self.position);
         let due = core.env.now() + after;
         if let Some(entry) = slot.entries.get_mut(self.position) {
             entry.set(attempt, DELAYED);
+            entry.at = core.tenths();
         }
         slot.delayed.insert((due, self.position), ());
         let (topic, number, group) = (Arc::downgrade(self.topic), self.part, self.group.number);
-        let (env, suspect_at) = (core.env.clone(), self.member.suspect_at());
+        let env = core.env.clone();
+        let free = slot.draining && self.group.drained_maybe(part);
         core.timer.at(due, move || {
             let Some(topic) = topic.upgrade() else { return };
             let mut part = topic.parts[number].lock();
@@ -220,6 +257,7 @@ impl Letter<'_> {
                 part.wake();
             }
         });
+        free
     }
 
     /// Written to the dead letters and settled here in one step.
@@ -232,7 +270,7 @@ impl Letter<'_> {
         attempts: u32,
     ) -> bool {
         let Some(stored) = part.stored(self.position).cloned() else {
-            return finish(self.topic, self.group, part, self.position);
+            return gone(core, self.topic, self.group, self.part, part, self.position);
         };
         let Some(dead) = self.member.dead() else {
             return finish(self.topic, self.group, part, self.position);
@@ -270,7 +308,8 @@ impl Letter<'_> {
         }
         self.member.trouble(None);
         core.hooks.dead_lettered(&source, &reason);
-        self.trace(core, part, What::DeadLettered(reason.to_string()));
+        let last = error.map(|e| e.chain().to_owned());
+        self.trace(core, part, What::DeadLettered { reason: reason.to_string(), error: last });
         let key = stored.message.key.as_deref().map(key_hash);
         drop(stored);
         if self.member.sub.on_dead_letter == OnDeadLetter::ParkKey

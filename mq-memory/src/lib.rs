@@ -32,6 +32,7 @@
 mod admin;
 mod broadcast;
 mod client;
+mod clock;
 mod core;
 mod driver;
 mod faults;
@@ -39,6 +40,7 @@ mod fetch;
 mod group;
 mod lane;
 mod letter;
+mod lines;
 mod link;
 mod member;
 mod partition;
@@ -82,6 +84,7 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Broker>> {
 #[derive(Clone, Debug)]
 pub struct MemoryBroker {
     core: Arc<core::Core>,
+    _hold: Arc<core::Holder>,
 }
 
 impl MemoryBroker {
@@ -115,7 +118,12 @@ impl MemoryBroker {
         };
         let trace = config.record.then(Trace::new);
         let profile = (config.profile, config.without.as_slice());
-        Ok(Self { core: core::Core::new(config.name, profile, limits, env, (hooks, listens), trace, config.faults) })
+        let core = core::Core::new(config.name, profile, limits, env, (hooks, listens), trace, config.faults);
+        Ok(Self::of(core))
+    }
+
+    fn of(core: Arc<core::Core>) -> Self {
+        Self { _hold: core.hold(), core }
     }
 
     /// The broker of this name, made if no handle to it lives.
@@ -137,7 +145,7 @@ impl MemoryBroker {
                 );
                 return Err(Error::new(ErrorKind::Config, text));
             }
-            return Ok(Self { core });
+            return Ok(Self::of(core));
         }
         let name = config.name.clone();
         let broker = Self::new(config)?;

@@ -1,8 +1,10 @@
 //! A member: one consumer of the broker, its bounds, health, events, and its end.
 
 use crate::broadcast::Queue;
+use crate::clock::Clock;
 use crate::core::Core;
 use crate::group::Group;
+use crate::letter::give_back;
 use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
@@ -17,6 +19,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub(crate) struct Member {
     pub(crate) id: u32,
@@ -26,6 +29,10 @@ pub(crate) struct Member {
     pub(crate) flow: Flow,
     pub(crate) events: EventLog,
     pub(crate) core: Arc<Core>,
+    /// Since when it holds what it holds.
+    pub(crate) clock: Clock,
+    /// Whether the broker ends what it holds too long; behind the engine's seam the engine does.
+    pub(crate) times_out: bool,
     /// The topic and group it sits in; they change when somebody deletes them and it makes them again.
     seat: Mutex<(Arc<Topic>, Option<Arc<Group>>)>,
     /// Where dead letters go; changes when somebody deletes that topic.
@@ -44,6 +51,8 @@ pub(crate) struct Member {
     health: HealthSetter,
     waker: Mutex<Option<Waker>>,
     streak: AtomicU32,
+    /// When the pause of a transient failure ends.
+    paused_until: Mutex<Option<Instant>>,
     trouble: Mutex<Option<String>>,
     closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
     /// The crash suspect in hand: nothing else goes out beside it.
@@ -59,6 +68,7 @@ impl Member {
         topic: Arc<Topic>,
         group: Option<Arc<Group>>,
         dead: Option<Arc<Topic>>,
+        times_out: bool,
     ) -> Arc<Self> {
         let name: Arc<str> = sub.member.clone().unwrap_or_else(|| format!("member-{id}")).into();
         let plain = !core.watched;
@@ -71,6 +81,8 @@ impl Member {
             name,
             sub,
             core,
+            clock: Clock::default(),
+            times_out,
             seat: Mutex::new((topic, group)),
             dead: Mutex::new(dead),
             crashed: AtomicBool::new(false),
@@ -80,6 +92,7 @@ impl Member {
             unplugged: Mutex::default(),
             waker: Mutex::default(),
             streak: AtomicU32::new(0),
+            paused_until: Mutex::default(),
             trouble: Mutex::default(),
             closing: Mutex::default(),
             suspect: Mutex::default(),
@@ -149,6 +162,12 @@ impl Member {
         self.flow.shut(Gate::Alone);
     }
 
+    /// Nothing that waits for its turn alone is there any more.
+    pub(crate) fn forget_suspect(&self) {
+        *self.suspect.lock() = None;
+        self.flow.open(Gate::Alone);
+    }
+
     pub(crate) fn end_suspect(&self, part: usize, position: u64) {
         if !self.flow.is_shut(Gate::Alone) {
             return;
@@ -179,16 +198,27 @@ impl Member {
         }
         let streak = self.streak.fetch_add(1, Ordering::SeqCst);
         self.plain.store(false, Ordering::SeqCst);
-        let pause = self.policy.transient_pause(streak);
+        let until = self.core.env.after(self.policy.transient_pause(streak));
+        *self.paused_until.lock() = Some(until);
         self.refresh();
         let me = self.me.clone();
-        self.core.timer.at(self.core.env.now() + pause, move || {
+        self.core.timer.at(until, move || {
             if let Some(me) = me.upgrade() {
+                *me.paused_until.lock() = None;
                 me.flow.open(Gate::Transient);
                 me.refresh();
                 me.wake();
             }
         });
+    }
+
+    /// How long it takes nothing because of a transient failure, also one that is about to be counted.
+    pub(crate) fn pause_ahead(&self, fails_now: bool) -> Duration {
+        match *self.paused_until.lock() {
+            Some(until) => until.saturating_duration_since(self.core.env.now()),
+            None if fails_now => self.policy.transient_pause(self.streak.load(Ordering::SeqCst)),
+            None => Duration::ZERO,
+        }
     }
 
     /// Something was handled: the next transient failure is the first again.
@@ -254,20 +284,28 @@ impl Member {
     fn give_back_all(&self) -> u64 {
         let (topic, Some(group)) = self.seat() else { return 0 };
         let mut given = 0;
-        for part in &topic.parts {
-            let mut part = part.lock();
-            let Some(slot) = part.groups.get_mut(group.number) else { continue };
-            for position in slot.held_positions(self.id) {
-                let Some(entry) = slot.entries.get_mut(position) else { continue };
-                let (attempt, size) = (entry.attempt(), entry.size as usize);
-                entry.set(attempt, 0);
-                slot.again.insert(position);
-                slot.wake_lost(position);
-                self.flow.give(1, size);
-                given += 1;
+        for (number, part) in topic.parts.iter().enumerate() {
+            let mut guard = part.lock();
+            let part = &mut *guard;
+            let Some(slot) = part.groups.get(group.number) else { continue };
+            let mut bytes = 0;
+            let held = slot.held_positions(self.id);
+            for position in &held {
+                let entry = part.groups.get(group.number).and_then(|slot| slot.entries.get(*position));
+                let Some(entry) = entry.copied() else { continue };
+                bytes += entry.size as usize;
+                if let Some(trace) = &self.core.trace {
+                    let source = Source::new(topic.name.clone(), Some(group.name.clone())).at(Some(number as u32), 0);
+                    let id = part.stored(*position).map(|s| s.message.id.clone()).unwrap_or_default();
+                    trace.push(What::Released, self.place(&source, *position), &id);
+                }
+                give_back(&self.core, (&topic, number), &group, part, (*position, entry.attempt()), self.suspect_at());
             }
             part.waiting = true;
             part.wake();
+            drop(guard);
+            self.flow.give(held.len(), bytes);
+            given += held.len() as u64;
         }
         given
     }
@@ -416,6 +454,23 @@ impl Member {
     }
 }
 
+/// The end of a close: gives back what is still in hand, and leaves. When it is dropped, so also with a runtime that ends first.
+struct End {
+    member: Arc<Member>,
+    told: watch::Sender<Option<CloseReport>>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let mut report = CloseReport::default();
+        if !self.member.is_crashed() {
+            report.given_back = self.member.give_back_all();
+            self.member.leave();
+        }
+        self.told.send_replace(Some(report));
+    }
+}
+
 impl Control for Member {
     fn pause(&self) {
         self.flow.shut(Gate::Paused);
@@ -453,15 +508,11 @@ impl Control for Member {
                 self.refresh();
                 self.wake();
                 let core = self.core.clone();
+                let end = End { member: me, told };
                 core.env.spawn(async move {
-                    let drained = std::future::poll_fn(|cx| me.flow.poll_drained(cx));
+                    let drained = std::future::poll_fn(|cx| end.member.flow.poll_drained(cx));
                     let _ = tokio::time::timeout(deadline, drained).await;
-                    let mut report = CloseReport::default();
-                    if !me.is_crashed() {
-                        report.given_back = me.give_back_all();
-                        me.leave();
-                    }
-                    told.send_replace(Some(report));
+                    drop(end);
                 });
                 done
             }

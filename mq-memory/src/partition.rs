@@ -244,6 +244,7 @@ impl Part {
             self.drop_oldest();
         }
         let end = self.log.head();
+        let mut freed = false;
         for (number, group) in self.groups.iter_mut().enumerate() {
             if group.deleted || group.entries.head() >= end {
                 continue;
@@ -257,11 +258,9 @@ impl Part {
             }
             for position in group.entries.head()..end {
                 let Some(entry) = group.entries.get_mut(position) else { continue };
+                // What is in hand is looked at when it comes back: maybe it is acked.
                 if !entry.is_settled() && !entry.is(crate::pending::HELD) {
-                    *entry = Pending::default();
-                    group.again.remove(&position);
-                    group.suspects.remove(&position);
-                    group.history.remove(&position);
+                    freed |= group.end(position);
                     count += 1;
                 }
             }
@@ -270,6 +269,7 @@ impl Part {
                 lost.push(Trimmed { group: number, from, to: end, count });
             }
         }
+        self.waiting |= freed;
     }
 
     /// Takes one message out of the log, wherever it is; false if it was gone.
@@ -278,11 +278,8 @@ impl Part {
         let Some(stored) = cell.stored.take() else { return false };
         self.bytes -= u64::from(stored.size);
         for group in &mut self.groups {
-            let untouched = group.entries.get(position).is_none_or(|e| !e.is(crate::pending::HELD));
-            if untouched && let Some(entry) = group.entries.get_mut(position) {
-                *entry = Pending::default();
-                group.again.remove(&position);
-                group.suspects.remove(&position);
+            if group.entries.get(position).is_some_and(|e| !e.is(crate::pending::HELD)) {
+                self.waiting |= group.end(position);
                 group.advance();
             }
         }
@@ -298,6 +295,17 @@ impl Part {
             self.log.retire();
         }
         true
+    }
+
+    /// What was redriven to one of these groups is meant for another, which was made in its place.
+    pub(crate) fn redirect(&mut self, before: &[u32], to: u32) {
+        for position in self.log.head()..self.log.tail() {
+            if let Some(cell) = self.log.get_mut(position)
+                && before.contains(&cell.only)
+            {
+                cell.only = to;
+            }
+        }
     }
 
     /// Messages that are there.

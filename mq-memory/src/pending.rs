@@ -1,7 +1,8 @@
 //! What one group has taken from one partition and not settled: a ring that runs beside the log, addressed by position.
 
+use crate::lines::Lines;
 use mq_api::Failure;
-use mq_core::{KeyGate, SeqRing};
+use mq_core::SeqRing;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Deref, DerefMut};
 use std::task::Waker;
@@ -10,18 +11,15 @@ use tokio::time::Instant;
 /// One entry, 16 bytes: what the hot path reads and writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Pending {
-    /// The member that holds it, or held it last; in the high bits the number of the hand-over, where it came again, so that
-    /// a handle from before does not settle what the same member holds now.
+    /// The member that holds it, or held it last. Which of its hand-overs that was is in [`History::turn`].
     pub(crate) owner: u32,
     /// `attempt << 3 | flags`; 0 = settled.
     pub(crate) state: u32,
     pub(crate) size: u32,
-    /// Coarse clock of the hand-over.
+    /// In hand: the tick of the member's clock in which it was handed over. Delayed: since when, in tenths of a second of the
+    /// broker's life.
     pub(crate) at: u32,
 }
-
-/// Members count up to here; above it is the number of a hand-over.
-pub(crate) const MEMBERS: u32 = (1 << 20) - 1;
 
 /// In the application's hands.
 pub(crate) const HELD: u32 = 1;
@@ -35,11 +33,6 @@ impl Pending {
     #[inline]
     pub(crate) fn held(owner: u32, attempt: u32, size: u32, at: u32) -> Self {
         Self { owner, state: attempt << 3 | HELD, size, at }
-    }
-    /// The member, without the number of the hand-over.
-    #[inline]
-    pub(crate) fn member(self) -> u32 {
-        self.owner & MEMBERS
     }
     #[inline]
     pub(crate) fn attempt(self) -> u32 {
@@ -68,8 +61,10 @@ pub(crate) struct History {
     pub(crate) takes: u32,
     pub(crate) trials: u32,
     pub(crate) failure: Option<Box<Failure>>,
-    /// Hand-overs, as far as they were not the first.
-    pub(crate) again: u32,
+    /// It is to be handed over alone.
+    pub(crate) suspect: bool,
+    /// The number of its last hand-over; the first is 0. A handle of an earlier one settles nothing.
+    pub(crate) turn: u64,
 }
 
 /// One group in one partition.
@@ -93,8 +88,8 @@ struct Short {
     ack: bool,
 }
 
-/// Members count up to 2^20, so no member is called this.
-const ANYBODY: u32 = u32::MAX;
+/// No member is called this, and none 0.
+pub(crate) const ANYBODY: u32 = u32::MAX;
 
 /// What most messages have nothing to do with.
 #[derive(Default)]
@@ -105,7 +100,7 @@ pub(crate) struct Rare {
     pub(crate) suspects: BTreeSet<u64>,
     pub(crate) delayed: BTreeMap<(Instant, u64), ()>,
     pub(crate) history: HashMap<u64, History>,
-    pub(crate) gate: Option<KeyGate>,
+    pub(crate) gate: Option<Lines>,
     /// Who may take, where partitions are exclusive: owner, and whether it is to give the partition up.
     pub(crate) owner: Option<u32>,
     pub(crate) draining: bool,
@@ -134,13 +129,13 @@ impl DerefMut for GroupPart {
 
 impl GroupPart {
     pub(crate) fn starting_at(position: u64, per_key: bool) -> Self {
-        let rare = Rare { gate: per_key.then(KeyGate::default), ..Rare::default() };
+        let rare = Rare { gate: per_key.then(Lines::default), ..Rare::default() };
         Self { entries: SeqRing::starting_at(position), rare, ..Self::default() }
     }
 
-    /// The place of a group that is gone, or not there yet.
-    pub(crate) fn gone() -> Self {
-        Self { rare: Rare { deleted: true, ..Rare::default() }, ..Self::default() }
+    /// Whether this member may take here.
+    pub(crate) fn is_open_to(&self, member: u32) -> bool {
+        !self.deleted && self.owner.is_none_or(|owner| owner == member && !self.draining)
     }
 
     /// Whether there is nothing but new messages, for this member to take.
@@ -167,15 +162,44 @@ impl GroupPart {
         &self.short
     }
 
-    /// The entry, if this member holds it.
-    #[inline]
-    pub(crate) fn held_by(&mut self, owner: u32, position: u64) -> Option<&mut Pending> {
-        self.entries.get_mut(position).filter(|e| e.owner == owner && e.state & HELD != 0)
+    /// The entry, if this member holds it by this hand-over.
+    pub(crate) fn held_by(&mut self, member: u32, turn: u64, position: u64) -> Option<&mut Pending> {
+        let now = self.rare.history.get(&position).map_or(0, |h| h.turn);
+        if now == turn { self.held_by_member(member, position) } else { None }
     }
 
-    /// The entry, if this member holds it by any of its hand-overs.
+    /// The entry, if this member holds it by any of its hand-overs. Where no entry has a history, all are the first.
+    #[inline]
     pub(crate) fn held_by_member(&mut self, member: u32, position: u64) -> Option<&mut Pending> {
-        self.entries.get_mut(position).filter(|e| e.member() == member && e.state & HELD != 0)
+        self.entries.get_mut(position).filter(|e| e.owner == member && e.state & HELD != 0)
+    }
+
+    /// An entry is over: handled, dead-lettered, or gone with its message. Says whether the next of its key may go out now.
+    pub(crate) fn end(&mut self, position: u64) -> bool {
+        if let Some(entry) = self.entries.get_mut(position) {
+            entry.state = 0;
+        }
+        self.again.remove(&position);
+        self.suspects.remove(&position);
+        self.history.remove(&position);
+        self.wake_lost(position);
+        let next = self.gate.as_mut().and_then(|lines| lines.leave(position));
+        next.is_some_and(|next| self.let_out(next))
+    }
+
+    /// What waited for another may go out, unless it waits for its time too.
+    pub(crate) fn let_out(&mut self, position: u64) -> bool {
+        let Some(entry) = self.entries.get_mut(position).filter(|e| e.is(BLOCKED)) else { return false };
+        entry.set(entry.attempt(), 0);
+        self.queue(position);
+        true
+    }
+
+    fn queue(&mut self, position: u64) {
+        match self.history.get(&position).is_some_and(|h| h.suspect) {
+            true => self.suspects.insert(position),
+            false => self.again.insert(position),
+        };
     }
 
     /// Retires the settled prefix; says whether the head moved.
@@ -197,23 +221,25 @@ impl GroupPart {
 
     /// Whether a member holds anything here.
     pub(crate) fn holds(&self, owner: u32) -> bool {
-        self.entries.iter().any(|(_, e)| e.member() == owner && e.is(HELD))
+        self.entries.iter().any(|(_, e)| e.owner == owner && e.is(HELD))
     }
 
     /// Positions that a member holds.
     pub(crate) fn held_positions(&self, owner: u32) -> Vec<u64> {
-        self.entries.iter().filter(|(_, e)| e.member() == owner && e.is(HELD)).map(|(p, _)| p).collect()
+        self.entries.iter().filter(|(_, e)| e.owner == owner && e.is(HELD)).map(|(p, _)| p).collect()
     }
 
-    /// Makes an entry due again, alone if it is a suspect.
+    /// Makes an entry due again, alone if it is a suspect. Behind another of its key it waits for that one.
     pub(crate) fn make_due(&mut self, position: u64, attempt: u32, suspect_at: u32) {
+        let blocked = self.gate.as_ref().is_some_and(|lines| lines.waits(position));
         let Some(entry) = self.entries.get_mut(position) else { return };
-        entry.set(attempt, 0);
-        let takes = self.history.get(&position).map_or(0, |h| h.takes);
-        match takes + 1 >= suspect_at && takes > 0 {
-            true => self.suspects.insert(position),
-            false => self.again.insert(position),
-        };
+        entry.set(attempt, if blocked { BLOCKED } else { 0 });
+        if let Some(history) = self.history.get_mut(&position) {
+            history.suspect = history.takes > 0 && history.takes.saturating_add(1) >= suspect_at;
+        }
+        if !blocked {
+            self.queue(position);
+        }
     }
 
     /// Moves what is due by `now` to the ready ones; says when the next is.

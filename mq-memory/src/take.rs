@@ -7,13 +7,15 @@ use crate::pending::{BLOCKED, Pending};
 use mq_api::{Deliveries, Delivery, Guarantee, Position, Reason, Stored, Ticket};
 use mq_core::{Settlement, key_hash};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// What a look at a partition gave.
+#[derive(Default)]
 pub(crate) struct Took {
     pub(crate) n: usize,
     /// There is a message, but no room for its bytes; what was in hand then.
     pub(crate) no_room: Option<u64>,
+    /// There is a suspect, which goes out alone: when nothing is in hand.
+    pub(crate) suspect_waits: bool,
 }
 
 /// What takes messages out of a partition.
@@ -61,7 +63,7 @@ pub(crate) fn take_run(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out:
     if part.log.tail() == first {
         return 0;
     }
-    let at = member.core.coarse.load(Ordering::Relaxed);
+    let at = member.tick();
     let (mut n, mut bytes) = (0usize, 0usize);
     // A message that is larger than the bound goes alone.
     let room = member.flow.credit().bytes;
@@ -80,7 +82,7 @@ pub(crate) fn take_run(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out:
                 bytes -= size as usize;
                 break;
             }
-            *entry = Pending::held(lane.owner, 1, size, at);
+            *entry = Pending::held(member.id, 1, size, at);
             run.push(stored.clone(), Position::offset(next + taken as u64), 1);
             taken += 1;
         }
@@ -101,13 +103,13 @@ pub(crate) fn take_run(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out:
 pub(crate) fn take_slow(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out: &mut impl Receives) -> Took {
     let member = &*lane.member;
     let mark = member.flow.mark();
-    let mut no_room = None;
-    let mut n = 0;
-    while n < max {
+    let mut took = Took::default();
+    while took.n < max {
         let Some(group) = part.groups.get_mut(lane.group.number) else { break };
         let suspect = group.suspects.first().copied();
         if suspect.is_some() && member.flow.in_flight() > 0 {
             // It goes out alone: what is in hand is settled first.
+            took.suspect_waits = took.n == 0;
             break;
         }
         let Some(position) = suspect.or_else(|| group.again.first().copied()).or_else(|| next_new(lane, part)) else {
@@ -123,7 +125,7 @@ pub(crate) fn take_slow(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out
         };
         let size = stored.size as usize;
         if !member.flow.fits(size) {
-            no_room = Some(mark);
+            took.no_room = Some(mark);
             // Taken off the log, maybe: it waits for room among those that are due.
             if suspect.is_none() {
                 group.again.insert(position);
@@ -134,14 +136,14 @@ pub(crate) fn take_slow(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out
         group.again.remove(&position);
         group.suspects.remove(&position);
         let Some(attempt) = group.entries.get(position).map(|entry| entry.attempt().max(1)) else { continue };
-        let mut owner = member.id;
+        let mut turn = 0;
         if came_again {
             let history = group.history.entry(position).or_default();
-            history.again += 1;
-            owner |= history.again << 20;
+            history.turn += 1;
+            turn = history.turn;
         }
         if let Some(entry) = group.entries.get_mut(position) {
-            *entry = Pending::held(owner, attempt, stored.size, member.core.coarse.load(Ordering::Relaxed));
+            *entry = Pending::held(member.id, attempt, stored.size, member.tick());
         }
         if let Some(key) = stored.message.key.as_deref().map(key_hash)
             && group.parked_keys.contains(&key)
@@ -156,24 +158,27 @@ pub(crate) fn take_slow(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out
         if suspect.is_some() {
             group.history.entry(position).or_default().trials += 1;
             member.begin_suspect(lane.number, position);
+            // Others may have waited for it.
+            part.waiting = true;
+            part.wake();
         }
         member.trace_delivered(&lane.source, position, &stored, attempt);
-        n += 1;
+        took.n += 1;
         if member.sub.guarantee == Guarantee::AtMostOnce {
             finish(&lane.topic, &lane.group, part, position);
             out.untracked(lane, position, stored, attempt);
             continue;
         }
         member.flow.take(1, size);
-        match owner == lane.owner {
-            true => out.held(lane, position, stored, attempt),
-            false => out.held(&Arc::new(lane.of(owner)), position, stored, attempt),
+        match turn {
+            0 => out.held(lane, position, stored, attempt),
+            again => out.held(&Arc::new(lane.of(again)), position, stored, attempt),
         }
         if suspect.is_some() {
             break;
         }
     }
-    Took { n, no_room }
+    took
 }
 
 /// Moves the tail to the next message that may go out now.

@@ -1,109 +1,148 @@
-//! The broker's clock work: one task that sleeps until the next thing is due. Actions run in order of their time, then of
-//! their making, so that a run under a paused clock can be replayed.
+//! The broker's clock work: what is due at a time. Actions run one after another, in order of their time, then of their making,
+//! so that a run under a paused clock can be replayed.
+//!
+//! Every runtime in which a client uses the broker has one task that sleeps until the next thing is due, so that the clock goes
+//! on when one of several runtimes ends, or is not driven.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::runtime::Id;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 type Action = Box<dyn FnOnce() + Send>;
 
+/// The task of one runtime.
+struct Host {
+    runtime: Id,
+    changed: Arc<Notify>,
+    /// Clients that use the broker there.
+    clients: usize,
+}
+
 #[derive(Default)]
 struct State {
     due: BTreeMap<(Instant, u64), Action>,
     made: u64,
-    /// Counts the stops and starts: even while it runs.
-    turn: u64,
+    hosts: Vec<Host>,
 }
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    changed: Notify,
-    /// It was started again.
+    /// Held while actions run.
+    order: Mutex<()>,
+    /// A task was started.
     started: Notify,
 }
 
-/// See the module. Runs from the making of the broker until its last client goes, and again from the next that comes.
+enum Next {
+    At(Instant),
+    Never,
+    End,
+}
+
+/// See the module. Runs while a client is there.
 #[derive(Clone, Default)]
 pub(crate) struct Timer(Arc<Shared>);
 
 impl Timer {
     /// Runs `action` at `at` or soon after. It must not block.
     pub(crate) fn at(&self, at: Instant, action: impl FnOnce() + Send + 'static) {
-        let Shared { state, changed, .. } = &*self.0;
-        let mut st = state.lock();
+        let mut st = self.0.state.lock();
         st.made += 1;
         let number = st.made;
         let earliest = st.due.first_key_value().is_none_or(|((first, _), _)| at < *first);
         st.due.insert((at, number), Box::new(action));
-        drop(st);
         if earliest {
-            changed.notify_one();
+            st.hosts.iter().for_each(|host| host.changed.notify_one());
         }
     }
 
-    /// Starts it again, unless it runs: gives what is to be spawned. What fell due meanwhile is done at once.
-    pub(crate) fn start(&self) -> Option<impl Future<Output = ()> + Send + 'static> {
+    /// A client uses the broker in this runtime: gives what is to be spawned there, unless that runs already. What fell due
+    /// meanwhile is done at once.
+    pub(crate) fn host(&self, runtime: Id) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let changed = Arc::new(Notify::new());
         {
             let mut st = self.0.state.lock();
-            if st.turn.is_multiple_of(2) {
+            if let Some(host) = st.hosts.iter_mut().find(|host| host.runtime == runtime) {
+                host.clients += 1;
                 return None;
             }
-            st.turn += 1;
+            st.hosts.push(Host { runtime, changed: changed.clone(), clients: 1 });
         }
         self.0.started.notify_waiters();
-        Some(self.clone().run())
+        // Made here, so that it is also dropped when the task never runs.
+        let here = Here { timer: self.clone(), changed };
+        Some(here.run())
     }
 
-    /// Ready when it is started again after this call.
+    /// A client leaves this runtime; the last takes the task with it. What is due stays: another client may come, and time has
+    /// passed for the broker all the same. Actions hold nothing of the broker alive.
+    pub(crate) fn leave(&self, runtime: Id) {
+        let mut st = self.0.state.lock();
+        let Some(at) = st.hosts.iter().position(|host| host.runtime == runtime) else { return };
+        st.hosts[at].clients -= 1;
+        if st.hosts[at].clients == 0 {
+            st.hosts.swap_remove(at).changed.notify_one();
+        }
+    }
+
+    /// Ready when a task is started after this call.
     pub(crate) fn started(&self) -> Notified<'_> {
         self.0.started.notified()
     }
+}
 
-    /// Ends it. What is due stays: another client may come, and time has passed for the broker all the same. Actions hold
-    /// nothing of the broker alive.
-    pub(crate) fn stop(&self) {
-        let Shared { state, changed, .. } = &*self.0;
-        let mut st = state.lock();
-        st.turn += 1 - st.turn % 2;
-        drop(st);
-        changed.notify_one();
-    }
+/// The task of one runtime. With the runtime it is dropped, and the runtime is no host any more.
+struct Here {
+    timer: Timer,
+    changed: Arc<Notify>,
+}
 
-    /// Does what is due until it is stopped.
-    pub(crate) fn run(self) -> impl Future<Output = ()> + Send + 'static {
-        let turn = self.0.state.lock().turn;
-        self.turn(turn)
-    }
-
-    async fn turn(self, turn: u64) {
-        let Shared { state, changed, .. } = &*self.0;
+impl Here {
+    /// Does what is due; says when the next is.
+    fn work(&self) -> Next {
+        let Shared { state, order, .. } = &*self.timer.0;
+        let _one_at_a_time = order.lock();
         loop {
-            let next = {
-                let mut st = state.lock();
-                if st.turn != turn {
-                    // It may have been meant for the one that runs now.
-                    changed.notify_one();
-                    return;
-                }
-                match st.due.first_key_value() {
-                    Some((&(at, _), _)) if at <= Instant::now() => st.due.pop_first().map(|(_, action)| Ok(action)),
-                    Some((&(at, _), _)) => Some(Err(at)),
-                    None => None,
-                }
-            };
-            match next {
-                Some(Ok(action)) => action(),
-                Some(Err(at)) => tokio::select! { biased;
-                    () = changed.notified() => {}
-                    () = tokio::time::sleep_until(at) => {}
-                },
-                None => changed.notified().await,
+            let mut st = state.lock();
+            if !st.hosts.iter().any(|host| Arc::ptr_eq(&host.changed, &self.changed)) {
+                return Next::End;
+            }
+            match st.due.first_key_value() {
+                Some((&(at, _), _)) if at > Instant::now() => return Next::At(at),
+                None => return Next::Never,
+                Some(_) => {}
+            }
+            let action = st.due.pop_first();
+            drop(st);
+            if let Some((_, action)) = action {
+                action();
             }
         }
+    }
+
+    async fn run(self) {
+        loop {
+            match self.work() {
+                Next::At(at) => tokio::select! { biased;
+                    () = self.changed.notified() => {}
+                    () = tokio::time::sleep_until(at) => {}
+                },
+                Next::Never => self.changed.notified().await,
+                Next::End => return,
+            }
+        }
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        let mut st = self.timer.0.state.lock();
+        st.hosts.retain(|host| !Arc::ptr_eq(&host.changed, &self.changed));
     }
 }
 
@@ -114,14 +153,17 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
+    use tokio::runtime::Handle;
     use tokio::time::{Instant, sleep};
 
     #[tokio::test(start_paused = true)]
     async fn what_is_due_outlives_a_stop() {
         let (timer, done) = (Timer::default(), Arc::new(AtomicU32::new(0)));
-        let spawn = || timer.start().map(tokio::spawn);
-        let first = tokio::spawn(timer.clone().run());
+        let here = Handle::current().id();
+        let spawn = || timer.host(here).map(tokio::spawn);
+        let first = spawn();
         assert!(spawn().is_none(), "one at a time");
+        timer.leave(here);
         for after in [1, 60] {
             let done = done.clone();
             timer.at(Instant::now() + Duration::from_secs(after), move || {
@@ -130,16 +172,24 @@ mod tests {
         }
         sleep(Duration::from_secs(2)).await;
         assert_eq!(done.load(Ordering::Relaxed), 1);
-        timer.stop();
+        timer.leave(here);
         // At once again, before the first has noticed.
         let second = spawn();
-        assert!(first.await.is_ok() && second.is_some());
-        timer.stop();
+        assert!(first.unwrap().await.is_ok() && second.is_some());
+        timer.leave(here);
         assert!(second.unwrap().await.is_ok());
         sleep(Duration::from_secs(120)).await;
         assert_eq!(done.load(Ordering::Relaxed), 1, "nothing runs without a client");
         drop(spawn());
         sleep(Duration::from_millis(1)).await;
         assert_eq!(done.load(Ordering::Relaxed), 2, "it was due meanwhile");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_is_dropped_makes_room_for_another() {
+        let timer = Timer::default();
+        let here = Handle::current().id();
+        drop(timer.host(here));
+        assert!(timer.host(here).is_some(), "its runtime is no host any more");
     }
 }

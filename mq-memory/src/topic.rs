@@ -2,8 +2,9 @@
 
 use crate::core::Core;
 use crate::group::Group;
+use crate::lines::Lines;
 use crate::partition::{Keep, Part, SharedPart, Trimmed};
-use crate::pending::GroupPart;
+use crate::pending::{BLOCKED, GroupPart};
 use crate::trace::{Place, What};
 use mq_api::{
     Error, ErrorKind, Event, Gap, GapCause, Message, MessageId, Outcome, Position, ReplayFrom, Result, Start,
@@ -25,6 +26,8 @@ pub(crate) struct Topic {
     /// Dead letters cannot be written here (a fault).
     pub(crate) refuse: AtomicBool,
     round_robin: AtomicU64,
+    /// Held while a group is made, so that of two that make the same one, one does.
+    making: Mutex<()>,
 }
 
 impl Topic {
@@ -39,6 +42,7 @@ impl Topic {
             deleted: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
             round_robin: AtomicU64::new(first),
+            making: Mutex::default(),
         })
     }
 
@@ -78,28 +82,31 @@ impl Topic {
         }
         // Groups are locked after partitions nowhere else; take a copy so that the order stays.
         let groups = self.groups.lock().clone();
-        for Trimmed { group, from, to, count } in lost {
-            let Some(group) = groups.get(group) else { continue };
-            let gap = Gap {
-                topic: self.name.clone(),
-                partition: Some(number as u32),
-                from: Some(Position::offset(from)),
-                to: Some(Position::offset(to)),
-                count: Some(count),
-                cause: GapCause::Retention,
-            };
-            if let Some(trace) = &core.trace {
-                let place = Place {
-                    topic: &self.name,
-                    group: Some(&group.name),
-                    partition: number as u32,
-                    position: from,
-                    member: None,
-                };
-                trace.push(What::Trimmed, place, &MessageId::NIL);
+        for lost in lost {
+            if let Some(group) = groups.get(lost.group) {
+                self.report(core, group, number, lost, GapCause::Retention);
             }
-            group.each_member(|member| member.events.push(Event::Gap(gap.clone())));
         }
+    }
+
+    /// Tells the members of a group, and the timeline, of what it lost.
+    pub(crate) fn report(&self, core: &Core, group: &Group, number: usize, lost: Trimmed, cause: GapCause) {
+        let Trimmed { from, to, count, .. } = lost;
+        if let Some(trace) = &core.trace {
+            let (topic, partition) = (&self.name, number as u32);
+            let id = if count == 1 { trace.id_of(topic, partition, from) } else { MessageId::NIL };
+            let place = Place { topic, group: Some(&group.name), partition, position: from, member: None };
+            trace.push(What::Trimmed, place, &id);
+        }
+        let gap = Gap {
+            topic: self.name.clone(),
+            partition: Some(number as u32),
+            from: Some(Position::offset(from)),
+            to: Some(Position::offset(to)),
+            count: Some(count),
+            cause,
+        };
+        group.each_member(|member| member.events.push(Event::Gap(gap.clone())));
     }
 
     /// Where a start position is in one partition.
@@ -115,27 +122,36 @@ impl Topic {
 
     /// The group, made if it is new. `start` applies at creation only.
     pub(crate) fn group(self: &Arc<Self>, name: &mq_api::Group, start: Start, per_key: bool) -> Arc<Group> {
-        let mut groups = self.groups.lock();
+        self.make_group(name, per_key, |_, part| (Self::start_in(part, start), 0)).0
+    }
+
+    /// The group, and whether this call made it. `start` says for a partition where the group starts, and how many messages
+    /// before that are lost to it. It can be found only when it stands in every partition; what was redriven to a deleted group
+    /// of its name is meant for it.
+    pub(crate) fn make_group(
+        self: &Arc<Self>,
+        name: &mq_api::Group,
+        per_key: bool,
+        start: impl Fn(usize, &Part) -> (u64, u64),
+    ) -> (Arc<Group>, bool) {
+        let _one_at_a_time = self.making.lock();
+        let groups = self.groups.lock().clone();
         if let Some(found) = groups.iter().find(|g| g.name == *name && !g.is_deleted()) {
-            return found.clone();
+            return (found.clone(), false);
         }
+        let before: Vec<u32> = groups.iter().filter(|g| g.name == *name).map(|g| g.number as u32 + 1).collect();
         let group = Arc::new(Group::new(name.clone(), groups.len(), self, per_key));
-        groups.push(group.clone());
-        drop(groups);
-        for part in &self.parts {
+        for (number, part) in self.parts.iter().enumerate() {
             let mut part = part.lock();
-            let at = Self::start_in(&part, start);
-            while part.groups.len() < group.number {
-                // Made at the same time by another thread and not filled in yet.
-                part.groups.push(GroupPart::gone());
+            if !before.is_empty() {
+                part.redirect(&before, group.number as u32 + 1);
             }
-            let fresh = GroupPart::starting_at(at, per_key);
-            match part.groups.get_mut(group.number) {
-                Some(slot) => *slot = fresh,
-                None => part.groups.push(fresh),
-            }
+            let (at, lost) = start(number, &part);
+            group.lose(lost);
+            part.groups.push(GroupPart::starting_at(at, per_key));
         }
-        group
+        self.groups.lock().push(group.clone());
+        (group, true)
     }
 
     /// The group, with order per key or without: a group without members takes the order of the one that comes.
@@ -144,38 +160,44 @@ impl Topic {
         if group.per_key() != per_key {
             group.set_per_key(per_key);
             for part in &self.parts {
-                if let Some(slot) = part.lock().groups.get_mut(group.number) {
-                    slot.gate = per_key.then(mq_core::KeyGate::default);
+                let mut part = part.lock();
+                match per_key {
+                    true => Self::get_in_line(&group, &mut part),
+                    false => Self::leave_lines(&group, &mut part),
                 }
-            }
-            if per_key {
-                self.queue_keys(&group);
             }
         }
         group
     }
 
-    /// What a group took before it asked for order per key gets in line.
-    fn queue_keys(&self, group: &Group) {
-        for part in &self.parts {
-            let mut guard = part.lock();
-            let part = &mut *guard;
-            let Some(slot) = part.groups.get_mut(group.number) else { continue };
-            let open: Vec<u64> = slot.entries.iter().filter(|(_, e)| !e.is_settled()).map(|(p, _)| p).collect();
-            for position in open {
-                let stored = part.log.get(position).and_then(|c| c.stored.as_ref());
-                let Some(key) = stored.and_then(|s| s.message.key.as_deref()).map(key_hash) else { continue };
-                if let Some(gate) = &mut slot.gate
-                    && !gate.arrive(key, position)
-                    && let Some(entry) = slot.entries.get_mut(position)
-                    && entry.is_ready()
-                {
-                    let attempt = entry.attempt();
-                    entry.set(attempt, crate::pending::BLOCKED);
-                    slot.again.remove(&position);
-                    slot.suspects.remove(&position);
-                }
+    /// What a group took before it asked for order per key gets in line, as it stands in the log.
+    fn get_in_line(group: &Group, part: &mut Part) {
+        let Some(slot) = part.groups.get_mut(group.number) else { return };
+        let mut lines = Lines::default();
+        let open: Vec<u64> = slot.entries.iter().filter(|(_, e)| !e.is_settled()).map(|(p, _)| p).collect();
+        for position in open {
+            let stored = part.log.get(position).and_then(|c| c.stored.as_ref());
+            let Some(key) = stored.and_then(|s| s.message.key.as_deref()).map(key_hash) else { continue };
+            if !lines.arrive(key, position)
+                && let Some(entry) = slot.entries.get_mut(position)
+                && entry.is_ready()
+            {
+                let attempt = entry.attempt();
+                entry.set(attempt, BLOCKED);
+                slot.again.remove(&position);
+                slot.suspects.remove(&position);
             }
+        }
+        slot.gate = Some(lines);
+    }
+
+    /// Nothing waits for another of its key any more.
+    fn leave_lines(group: &Group, part: &mut Part) {
+        let Some(slot) = part.groups.get_mut(group.number) else { return };
+        slot.gate = None;
+        let blocked: Vec<u64> = slot.entries.iter().filter(|(_, e)| e.is(BLOCKED)).map(|(p, _)| p).collect();
+        for position in blocked {
+            slot.let_out(position);
         }
     }
 

@@ -26,15 +26,25 @@ pub enum What {
     Acked,
     /// It failed and comes again after this delay.
     Retried {
-        /// The delay.
+        /// The delay, with the pause of the subscription after a transient failure.
         after: Duration,
         /// The error, if one was given.
         error: Option<String>,
     },
-    /// It went to the dead letters; the text is the reason.
-    DeadLettered(String),
-    /// It was discarded; the text is the reason.
-    Discarded(String),
+    /// It went to the dead letters.
+    DeadLettered {
+        /// The reason.
+        reason: String,
+        /// The last error, if one was given.
+        error: Option<String>,
+    },
+    /// It was discarded.
+    Discarded {
+        /// The reason.
+        reason: String,
+        /// The last error, if one was given.
+        error: Option<String>,
+    },
     /// It was given back untried.
     Released,
     /// A settlement came too late.
@@ -81,8 +91,10 @@ impl fmt::Display for Happened {
             What::Acked => f.write_str(" acked"),
             What::Retried { after, error: Some(error) } => write!(f, " failed: {error}; again after {after:?}"),
             What::Retried { after, error: None } => write!(f, " failed; again after {after:?}"),
-            What::DeadLettered(reason) => write!(f, " dead-lettered: {reason}"),
-            What::Discarded(reason) => write!(f, " discarded: {reason}"),
+            What::DeadLettered { reason, error: None } => write!(f, " dead-lettered: {reason}"),
+            What::DeadLettered { reason, error: Some(error) } => write!(f, " dead-lettered: {reason}; failed: {error}"),
+            What::Discarded { reason, error: None } => write!(f, " discarded: {reason}"),
+            What::Discarded { reason, error: Some(error) } => write!(f, " discarded: {reason}; failed: {error}"),
             What::Released => f.write_str(" released"),
             What::Stale => f.write_str(" settled too late"),
             What::Lost => f.write_str(" lost by its member"),
@@ -120,6 +132,14 @@ impl Trace {
         };
         self.events.lock().push(happened);
         self.changed.notify_waiters();
+    }
+
+    /// The message that stood at a position, which may be gone from its topic.
+    pub(crate) fn id_of(&self, topic: &Topic, partition: u32, position: u64) -> MessageId {
+        let events = self.events.lock();
+        let there = |e: &&Happened| e.partition == partition && e.position == position && e.topic == *topic;
+        let known = events.iter().rev().filter(there).find(|e| e.id != MessageId::NIL);
+        known.map(|e| e.id.clone()).unwrap_or_default()
     }
 
     /// Everything so far.

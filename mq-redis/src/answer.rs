@@ -1,5 +1,6 @@
 //! Answers of the server: reading values by hand, and what its errors mean.
 
+use crate::wire::{META, PAYLOAD};
 use bytes::Bytes;
 use mq_api::{Error, ErrorKind, Outcome};
 use mq_core::Token;
@@ -103,8 +104,27 @@ pub(crate) fn field<'v>(reply: &'v Value, name: &str) -> Option<&'v Value> {
     }
 }
 
+/// The fields of an entry.
+#[derive(Debug)]
+pub(crate) enum Fields {
+    /// What this library writes: kept apart, so that the usual entry needs no list.
+    Ours { meta: Bytes, payload: Option<Bytes> },
+    /// Anything else.
+    Other(Vec<(Bytes, Bytes)>),
+}
+
+impl Fields {
+    /// Bytes of the values.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Ours { meta, payload } => meta.len() + payload.as_ref().map_or(0, Bytes::len),
+            Self::Other(fields) => fields.iter().map(|(_, value)| value.len()).sum(),
+        }
+    }
+}
+
 /// An entry of a stream: its id and fields. `None` for a deleted entry (nil, or no fields).
-pub(crate) fn entry(value: Value) -> Option<(Id, Vec<(Bytes, Bytes)>)> {
+pub(crate) fn entry(value: Value) -> Option<(Id, Fields)> {
     let Value::Array(mut parts) = value else { return None };
     if parts.len() < 2 {
         return None;
@@ -114,18 +134,32 @@ pub(crate) fn entry(value: Value) -> Option<(Id, Vec<(Bytes, Bytes)>)> {
 }
 
 /// The fields of an entry.
-pub(crate) fn fields(value: Value) -> Option<Vec<(Bytes, Bytes)>> {
+pub(crate) fn fields(value: Value) -> Option<Fields> {
     let items = match value {
         Value::Array(items) => items,
-        Value::Map(pairs) => return Some(pairs.into_iter().map(|(k, v)| (owned(k), owned(v))).collect()),
+        Value::Map(pairs) => {
+            return Some(Fields::Other(pairs.into_iter().map(|(k, v)| (owned(k), owned(v))).collect()));
+        }
         _ => return None,
     };
+    let is = |at: usize, name: &str| matches!(&items[at], Value::BulkString(bytes) if bytes == name.as_bytes());
+    match items.len() {
+        2 if is(0, META) => {
+            let [_, meta] = <[Value; 2]>::try_from(items).ok()?;
+            return Some(Fields::Ours { meta: owned(meta), payload: None });
+        }
+        4 if is(0, META) && is(2, PAYLOAD) => {
+            let [_, meta, _, payload] = <[Value; 4]>::try_from(items).ok()?;
+            return Some(Fields::Ours { meta: owned(meta), payload: Some(owned(payload)) });
+        }
+        _ => {}
+    }
     let mut fields = Vec::with_capacity(items.len() / 2);
     let mut items = items.into_iter();
     while let (Some(name), Some(value)) = (items.next(), items.next()) {
         fields.push((owned(name), owned(value)));
     }
-    (!fields.is_empty()).then_some(fields)
+    (!fields.is_empty()).then_some(Fields::Other(fields))
 }
 
 fn owned(value: Value) -> Bytes {

@@ -8,12 +8,11 @@ use crate::pubsub::{NoAdmin, PubSub};
 use crate::url::{Options, Transport};
 use backoff::wait_for_server;
 use mq_api::{
-    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, HealthWatch, Producer, ProducerSpec, Result,
-    Subscription, async_trait,
+    Admin, Broker, Capabilities, CloseReport, Consumer, HealthWatch, Producer, ProducerSpec, Result, Subscription,
+    async_trait,
 };
-use mq_core::{ConnectPolicy, EngineConsumer, EngineProducer, Env, Hooks};
-use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
+use mq_core::{ConnectPolicy, EngineConsumer, EngineProducer, Env, Hooks, Roster};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest time that a close spends on leaving what members could not leave.
@@ -31,8 +30,7 @@ pub(crate) struct Redis {
     env: Env,
     policy: ConnectPolicy,
     hooks: Arc<dyn Hooks>,
-    consumers: Mutex<Vec<ConsumerControl>>,
-    producers: Mutex<Vec<Weak<EngineProducer>>>,
+    roster: Roster,
 }
 
 impl Redis {
@@ -51,7 +49,27 @@ impl Redis {
             Transport::Streams => Kind::Streams(Arc::new(Streams::new(hub.clone()))),
             Transport::PubSub => Kind::PubSub(Arc::new(PubSub::new(hub.clone()))),
         };
-        Ok(Arc::new(Self { hub, kind, env, policy, hooks, consumers: Mutex::default(), producers: Mutex::default() }))
+        Ok(Arc::new(Self { hub, kind, env, policy, hooks, roster: Roster::default() }))
+    }
+}
+
+impl Redis {
+    /// What is left to do once consumers and producers are closed; says how much had to be abandoned.
+    async fn hang_up(&self) -> u64 {
+        match &self.kind {
+            Kind::Streams(driver) => {
+                let (driver, env) = (driver.clone(), self.env.clone());
+                let leaving = env.spawn(async move { tokio::time::timeout(LEAVING, driver.leave_names()).await });
+                // Out of time: the names are forgotten by the janitor of other members.
+                let _ = leaving.await;
+            }
+            Kind::PubSub(driver) => driver.hang_up().await,
+        }
+        self.hub.close().await;
+        if tokio::time::timeout(Duration::from_secs(2), self.env.no_tasks()).await.is_err() {
+            tracing::warn!(tasks = self.env.tasks(), "tasks were left at close and are ended with their thread");
+        }
+        u64::from(!self.env.shut_down(Duration::from_secs(2)).await)
     }
 }
 
@@ -90,19 +108,18 @@ impl Broker for Redis {
     }
 
     async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
+        self.roster.open()?;
         let (env, hooks) = (self.env.clone(), self.hooks.clone());
         let producer = match &self.kind {
             Kind::Streams(driver) => EngineProducer::start(driver.clone(), spec, env, hooks, self.policy).await?,
             Kind::PubSub(driver) => EngineProducer::start(driver.clone(), spec, env, hooks, self.policy).await?,
         };
-        let mut producers = self.producers.lock();
-        producers.retain(|p| p.strong_count() > 0);
-        producers.push(Arc::downgrade(&producer));
-        drop(producers);
+        self.roster.producer(&producer).await?;
         Ok(producer)
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
+        self.roster.open()?;
         let (env, hooks) = (self.env.clone(), self.hooks.clone());
         let consumer = match &self.kind {
             Kind::Streams(driver) => {
@@ -112,10 +129,7 @@ impl Broker for Redis {
                 EngineConsumer::start(driver.clone(), subscription, env, hooks, self.policy).await?
             }
         };
-        let mut consumers = self.consumers.lock();
-        consumers.retain(|c| c.health().current().state != mq_api::HealthState::Closed);
-        consumers.push(consumer.control());
-        drop(consumers);
+        self.roster.consumer(consumer.control()).await?;
         Ok(Box::new(consumer))
     }
 
@@ -131,33 +145,6 @@ impl Broker for Redis {
     }
 
     async fn close(&self, deadline: Duration) -> CloseReport {
-        let mut report = CloseReport::default();
-        let consumers = std::mem::take(&mut *self.consumers.lock());
-        let producers: Vec<_> = self.producers.lock().drain(..).filter_map(|p| p.upgrade()).collect();
-        let closing: Vec<_> = consumers.iter().map(|c| c.close(deadline)).collect();
-        for closed in futures_util::future::join_all(closing).await {
-            report += closed;
-        }
-        // After the consumers: a handler that was waited for may still have sent.
-        for closed in futures_util::future::join_all(producers.iter().map(|p| p.close(deadline))).await {
-            report += closed;
-        }
-        match &self.kind {
-            Kind::Streams(driver) => {
-                let (driver, env) = (driver.clone(), self.env.clone());
-                let leaving = env.spawn(async move { tokio::time::timeout(LEAVING, driver.leave_names()).await });
-                // Out of time: the names are forgotten by the janitor of other members.
-                let _ = leaving.await;
-            }
-            Kind::PubSub(driver) => driver.hang_up().await,
-        }
-        self.hub.close().await;
-        if tokio::time::timeout(Duration::from_secs(2), self.env.no_tasks()).await.is_err() {
-            tracing::warn!(tasks = self.env.tasks(), "tasks were left at close and are ended with their thread");
-        }
-        if !self.env.shut_down(Duration::from_secs(2)).await {
-            report.abandoned += 1;
-        }
-        report
+        self.roster.close(deadline, self.hang_up()).await
     }
 }

@@ -1,6 +1,6 @@
 //! One session of one member of a group: what its parts (reading, settling, tending) share.
 
-use crate::answer::{Id, as_bytes, as_int, failure, fields, list, parse_id};
+use crate::answer::{Fields, Id, as_bytes, as_int, failure, fields, list, parse_id};
 use crate::connect::{Hub, Link};
 use crate::keys::GroupKeys;
 use crate::topology::Keep;
@@ -125,7 +125,7 @@ impl Member {
     }
 
     /// Makes a delivery of an entry.
-    fn incoming(&self, side: usize, id: Id, entry: Vec<(bytes::Bytes, bytes::Bytes)>, known: Known) -> Incoming {
+    fn incoming(&self, side: usize, id: Id, entry: Fields, known: Known) -> Incoming {
         let token = Token(id.0, id.1);
         let position = Position::stream_id(id.0, id.1);
         let message = wire::from_fields(entry, id);
@@ -136,16 +136,11 @@ impl Member {
     }
 
     /// Hands entries that were read for the first time to the engine, or gives them back if it is closing.
-    pub(crate) fn push_new(
-        &self,
-        side: usize,
-        entries: Vec<(Id, Vec<(bytes::Bytes, bytes::Bytes)>)>,
-        notes: &HashMap<Id, Known>,
-    ) {
+    pub(crate) fn push_new(&self, side: usize, entries: Vec<(Id, Fields)>, notes: &HashMap<Id, Known>) {
         if entries.is_empty() {
             return;
         }
-        let bytes: usize = entries.iter().flat_map(|(_, f)| f).map(|(_, v)| v.len()).sum();
+        let bytes: usize = entries.iter().map(|(_, fields)| fields.size()).sum();
         let mean = (bytes / entries.len()) as u64;
         self.mean.store(self.mean.load(Ordering::Relaxed).midpoint(mean).max(1), Ordering::Relaxed);
         let incoming = entries.into_iter().map(|(id, entry)| {
@@ -163,7 +158,7 @@ impl Member {
             if parts.len() < 4 {
                 continue;
             }
-            let entry = fields(parts.swap_remove(3)).unwrap_or_default();
+            let entry = fields(parts.swap_remove(3)).unwrap_or(Fields::Other(Vec::new()));
             let Some(id) = as_bytes(&parts[0]).and_then(parse_id) else { continue };
             let token = Token(id.0, id.1);
             let count = as_int(&parts[1]).and_then(|n| n.try_into().ok()).unwrap_or(1);

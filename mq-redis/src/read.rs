@@ -1,7 +1,7 @@
 //! Reading: blocking reads on a connection of their own, never cut short by dropping them (an entry that the server handed out
 //! to nobody would wait for its lease). `CLIENT UNBLOCK` ends one early.
 
-use crate::answer::{Id, as_bytes, as_int, entry, id_text, list};
+use crate::answer::{Fields, Id, as_bytes, as_int, entry, id_text, list};
 use crate::attend::Attend;
 use crate::member::{Known, Member, notes};
 use crate::scripts::READ;
@@ -21,8 +21,6 @@ const BLOCK: Duration = Duration::from_secs(1);
 /// With little credit left a moment passes before the next read: acknowledgements that come meanwhile are credit too, and one
 /// read of 50 costs little more than one of 1.
 const GATHER: Duration = Duration::from_millis(1);
-
-type Fields = Vec<(bytes::Bytes, bytes::Bytes)>;
 
 /// Reads until the consumer stops. The error ends the session.
 pub(crate) async fn read_loop(member: &Member, mut conn: MultiplexedConnection, client: i64) -> Result<(), Error> {

@@ -16,6 +16,7 @@
 //! payload is their fields as a JSON object, or the value of `payload` if that is their only field; their id is that of the
 //! entry.
 
+use crate::answer::Fields;
 use bytes::{BufMut, Bytes};
 use mq_api::{ContentType, Headers, Message, MessageId};
 use std::time::{Duration, SystemTime};
@@ -104,6 +105,14 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// The next bytes, on loan.
+    fn look<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let end = self.at.checked_add(N)?;
+        let part = self.all.get(self.at..end)?;
+        self.at = end;
+        part.try_into().ok()
+    }
+
     fn take(&mut self, n: usize) -> Option<Bytes> {
         let end = self.at.checked_add(n).filter(|end| *end <= self.all.len())?;
         let part = self.all.slice(self.at..end);
@@ -143,22 +152,18 @@ fn utf8(bytes: &Bytes) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }
 
-/// Reads the field `mq`; `None` if it is not of this format.
-pub(crate) fn decode(meta: &Bytes, payload: Option<Bytes>) -> Option<Message> {
+/// Reads the field `mq`: all of a message but its payload; `None` if it is not of this format.
+pub(crate) fn decode(meta: &Bytes) -> Option<Message> {
     let mut from = Reader { all: meta, at: 0 };
     if from.byte()? != VERSION {
         return None;
     }
     let flags = from.byte()?;
     let mut message = Message::default();
-    message.payload = payload;
-    message.id = if flags & TEXT_ID == 0 {
-        MessageId::from_bytes(from.take(16)?.as_ref().try_into().ok()?)
-    } else {
-        MessageId::text(utf8(&from.text()?))
-    };
+    message.id =
+        if flags & TEXT_ID == 0 { MessageId::from_bytes(from.look()?) } else { MessageId::text(utf8(&from.text()?)) };
     if flags & TIME != 0 {
-        let ms = u64::from_be_bytes(from.take(8)?.as_ref().try_into().ok()?);
+        let ms = u64::from_be_bytes(from.look()?);
         message.timestamp = from_millis(ms);
     }
     message.content_type = match flags >> TYPE_SHIFT & 7 {
@@ -184,23 +189,26 @@ pub(crate) fn decode(meta: &Bytes, payload: Option<Bytes>) -> Option<Message> {
 }
 
 /// The message of an entry, from its fields and, for entries of other programs, its id.
-pub(crate) fn from_fields(fields: Vec<(Bytes, Bytes)>, id: (u64, u64)) -> Message {
-    let mut fields = fields;
+pub(crate) fn from_fields(fields: Fields, id: (u64, u64)) -> Message {
+    let mut fields = match fields {
+        Fields::Ours { meta, payload } => {
+            let plain = payload.is_none() && meta.as_ref() == PLAIN;
+            let read = if plain { from_plain(&[]) } else { decode(&meta) };
+            if let Some(mut message) = read {
+                message.payload = payload;
+                return message;
+            }
+            let name = |name: &'static str| Bytes::from_static(name.as_bytes());
+            let mut fields = vec![(name(META), meta)];
+            fields.extend(payload.map(|payload| (name(PAYLOAD), payload)));
+            fields
+        }
+        Fields::Other(fields) => fields,
+    };
     match fields.first() {
         Some((name, meta)) if name.as_ref() == META.as_bytes() => {
             if meta.as_ref() == PLAIN
                 && let Some(message) = from_plain(&fields[1..])
-            {
-                return message;
-            }
-            let meta = meta.clone();
-            let payload = match fields.len() {
-                1 => Some(None),
-                2 if fields[1].0.as_ref() == PAYLOAD.as_bytes() => Some(Some(std::mem::take(&mut fields[1].1))),
-                _ => None,
-            };
-            if let Some(payload) = payload
-                && let Some(message) = decode(&meta, payload)
             {
                 return message;
             }
@@ -322,7 +330,9 @@ pub(crate) fn from_blob(blob: Bytes) -> Message {
             Some(1) => Some(blob.slice(from.at..)),
             Some(_) => return None,
         };
-        decode(&meta, payload)
+        let mut message = decode(&meta)?;
+        message.payload = payload;
+        Some(message)
     };
     read().unwrap_or_else(|| Message::new(blob.clone()))
 }
@@ -330,6 +340,7 @@ pub(crate) fn from_blob(blob: Bytes) -> Message {
 #[cfg(test)]
 mod tests {
     use super::{base64, decode, encode, from_blob, from_fields, to_blob, to_plain};
+    use crate::answer::Fields;
     use bytes::Bytes;
     use mq_api::{ContentType, Message, MessageId};
     use std::time::{Duration, SystemTime};
@@ -356,9 +367,9 @@ mod tests {
         for message in samples() {
             let mut meta = Vec::new();
             encode(&message, &mut meta);
-            let back = decode(&meta.into(), message.payload.clone());
-            assert_same(&message, &back.unwrap_or_default());
-            assert_same(&message, &from_fields(to_plain(&message), (1, 2)));
+            let ours = Fields::Ours { meta: meta.into(), payload: message.payload.clone() };
+            assert_same(&message, &from_fields(ours, (1, 2)));
+            assert_same(&message, &from_fields(Fields::Other(to_plain(&message)), (1, 2)));
             assert_same(&message, &from_blob(to_blob(&message).into()));
         }
     }
@@ -371,7 +382,7 @@ mod tests {
             for end in 0..meta.len() {
                 let cut = Bytes::copy_from_slice(&meta[..end]);
                 // Cut between two headers it is a valid field with fewer headers; anywhere else it is refused.
-                if let Some(read) = decode(&cut, None) {
+                if let Some(read) = decode(&cut) {
                     assert!(read.headers.len() < message.headers.len());
                 }
             }
@@ -384,7 +395,7 @@ mod tests {
     fn fields_of_other_programs_are_a_json_object() {
         let field = |n: &'static str, v: &'static [u8]| (Bytes::from_static(n.as_bytes()), Bytes::from_static(v));
         let fields = vec![field("a", b"1"), field("b", b"x"), field("a", b"2"), field("c", b"\xff\x00")];
-        let message = from_fields(fields, (1700, 3));
+        let message = from_fields(Fields::Other(fields), (1700, 3));
         assert_eq!(message.payload_bytes(), br#"{"a":["1","2"],"b":"x","c":{"$base64":"/wA="}}"#);
         assert_eq!(message.id, MessageId::text("1700-3"));
     }

@@ -97,11 +97,11 @@ impl Totals {
                     What::Delivered { .. } => tally.add(Kind::Attempts),
                     What::Acked => tally.add(Kind::Handled),
                     What::Retried { .. } => tally.add(Kind::Retried),
-                    What::DeadLettered(reason) => {
+                    What::DeadLettered { reason, .. } => {
                         tally.add(Kind::DeadLettered);
                         *tally.reasons.entry(reason.clone()).or_default() += 1;
                     }
-                    What::Discarded(reason) => {
+                    What::Discarded { reason, .. } => {
                         tally.add(Kind::Discarded);
                         *tally.reasons.entry(reason.clone()).or_default() += 1;
                     }

@@ -17,6 +17,7 @@ cases! {
     "3.7" p3_7_what_waits_behind_a_delayed_key_is_bounded needs [Groups Settlement PerKey Delay] bugs [HealthAlwaysRunning] one;
     "3.7" p3_7_after_a_dead_letter_the_key_goes_on needs [Groups Settlement PerKey DeadLetters] bugs [DeadLetterIsAck];
     "3.7" p3_7_or_the_key_is_parked_as_configured needs [Groups Settlement PerKey DeadLetters] bugs [ParkKeyIgnored] one;
+    "3.7" p3_7_what_waits_for_its_key_outlasts_a_change_of_order needs [Groups Settlement PerKey] bugs [LoseMessage];
     "3.7" p3_7_another_partition_count_is_refused needs [Groups Partitions] bugs [PartitionsUnchecked] one;
 }
 
@@ -228,6 +229,36 @@ async fn p3_7_or_the_key_is_parked_as_configured(t: Test) -> Check {
     let letters = t.dead_letters(&c, GROUP, 3).await?;
     let labels: Vec<_> = letters.iter().map(|l| String::from_utf8_lossy(l.payload_bytes()).into_owned()).collect();
     ensure_eq!(labels, ["k0", "k1", "k2"], "the dead letters of the parked key, in order");
+    t.all_settled(&c, GROUP).await
+}
+
+async fn p3_7_what_waits_for_its_key_outlasts_a_change_of_order(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut first = t.member_with(&c, "a", ordered(&t)).await?;
+    for n in 0..4 {
+        sender.send_keyed("k", &format!("m{n}")).await?;
+    }
+    let got = first.next().await?;
+    ensure_eq!(got.label, "m0", "what comes first");
+    // The others are behind it when the group gives its order up.
+    first.stays_quiet_for(t.pace().retry).await?;
+    got.ack_ok().await?;
+    first.close().await;
+    let mut plain = t.member(&c, "b").await?;
+    plain.ack_next(3).await?;
+    plain.close().await;
+    for n in 4..7 {
+        sender.send_keyed("k", &format!("m{n}")).await?;
+    }
+    let mut again = t.member_with(&c, "c", ordered(&t)).await?;
+    again.ack_next(3).await?;
+    again.stays_quiet().await?;
+    let wanted: Vec<String> = (0..7).map(|n| format!("m{n}")).collect();
+    let mut seen = of_key(&t, "k");
+    ensure_eq!(seen[4..].to_vec(), wanted[4..].to_vec(), "hand-overs since the group has order again");
+    seen.sort();
+    ensure_eq!(seen, wanted, "hand-overs to all three members");
     t.all_settled(&c, GROUP).await
 }
 

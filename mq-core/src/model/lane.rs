@@ -134,7 +134,9 @@ fn run(ops: Vec<Op>, mechanics_of: u8, keyed: bool) -> Result<(), TestCaseError>
                     let _ = bench.lane.moved(slot);
                 });
             }
-            Op::Expire => bench.lane.expire(far),
+            Op::Expire => {
+                bench.lane.expire(far);
+            }
             Op::Drain => bench.lane.begin_drain(),
             Op::Fence => {
                 bench.lane.close();

@@ -1,0 +1,112 @@
+//! What a broker's handle has made, and the order in which its close ends it: consumers first, since a handler that is waited
+//! for may still send; then producers; then what is the backend's own.
+
+use crate::producer::EngineProducer;
+use mq_api::{CloseReport, ConsumerControl, Error, HealthState, Result};
+use parking_lot::Mutex;
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// The producers and consumers of one connection.
+#[derive(Default)]
+pub struct Roster {
+    made: Mutex<Made>,
+    /// Held while closing: a second call waits for the first, and has its report.
+    report: tokio::sync::Mutex<Option<CloseReport>>,
+}
+
+#[derive(Default)]
+struct Made {
+    consumers: Vec<ConsumerControl>,
+    producers: Vec<Weak<EngineProducer>>,
+    closed: bool,
+}
+
+impl Roster {
+    /// Refuses after a close began.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`](mq_api::ErrorKind::Closed).
+    pub fn open(&self) -> Result<()> {
+        match self.made.lock().closed {
+            true => Err(Error::closed("the connection")),
+            false => Ok(()),
+        }
+    }
+
+    /// Enters a consumer that was made. One whose connection was closed meanwhile is closed too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn consumer(&self, control: ConsumerControl) -> Result<()> {
+        let closed = {
+            let mut made = self.made.lock();
+            made.consumers.retain(|c| c.health().current().state != HealthState::Closed);
+            made.consumers.push(control.clone());
+            made.closed
+        };
+        if closed {
+            control.close(Duration::ZERO).await;
+        }
+        self.open()
+    }
+
+    /// Enters a producer that was made. One whose connection was closed meanwhile is closed too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn producer(&self, producer: &Arc<EngineProducer>) -> Result<()> {
+        let closed = {
+            let mut made = self.made.lock();
+            made.producers.retain(|p| p.strong_count() > 0);
+            made.producers.push(Arc::downgrade(producer));
+            made.closed
+        };
+        if closed {
+            mq_api::Producer::close(&**producer, Duration::ZERO).await;
+        }
+        self.open()
+    }
+
+    /// Closes all of it within `deadline`, side by side, then does what is the backend's own, which says how many things it had
+    /// to abandon.
+    ///
+    /// # Cancel safety
+    /// Nothing is forgotten when this is dropped midway: the next call closes what is open still, as far as that had not gone on
+    /// by itself.
+    pub async fn close(&self, deadline: Duration, rest: impl Future<Output = u64>) -> CloseReport {
+        let mut known = self.report.lock().await;
+        if let Some(report) = *known {
+            return report;
+        }
+        let (consumers, producers) = {
+            let mut made = self.made.lock();
+            made.closed = true;
+            // Copies: what is taken out would be lost with a future that is dropped.
+            (made.consumers.clone(), made.producers.clone())
+        };
+        let mut report = CloseReport::default();
+        for closed in all(consumers.iter().map(|c| c.close(deadline))).await {
+            report += closed;
+        }
+        let producers: Vec<_> = producers.iter().filter_map(Weak::upgrade).collect();
+        for closed in all(producers.iter().map(|p| mq_api::Producer::close(&**p, deadline))).await {
+            report += closed;
+        }
+        report.abandoned += rest.await;
+        *self.made.lock() = Made { closed: true, ..Made::default() };
+        *known = Some(report);
+        report
+    }
+}
+
+/// All of them at once: each takes effect at its call, so waiting in turn is waiting side by side.
+async fn all<F: Future>(closing: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let closing: Vec<F> = closing.collect();
+    let mut ended = Vec::with_capacity(closing.len());
+    for one in closing {
+        ended.push(one.await);
+    }
+    ended
+}
