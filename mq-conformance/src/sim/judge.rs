@@ -113,7 +113,7 @@ impl Book {
         // An ack whose answer was lost may well have been carried out, and dead letters are the broker's own work.
         let mut dead: BTreeSet<(String, u32, u64)> = BTreeSet::new();
         for event in trace.events() {
-            if let What::DeadLettered(_) | What::Acked = event.what
+            if let What::DeadLettered { .. } | What::Acked = event.what
                 && let Some(group) = &event.group
             {
                 dead.insert((group.as_str().to_owned(), event.partition, event.position));
