@@ -38,7 +38,7 @@ pub use expected::expected_refusals;
 pub use history::History;
 pub use ledger::{Ledger, Seen};
 pub use member::{Crew, Got, Member, Stopwatch};
-pub use program::{OnServer, on_server, program};
+pub use program::{OnServer, on_server, on_server_with, program};
 pub use promises::PROMISES;
 pub use report::{Entry, Outcome, Report, Stated};
 pub use runner::{Options, run};

@@ -127,6 +127,23 @@ impl Member {
         Ok(n)
     }
 
+    /// Acknowledges what a dead member had in hand, and what follows until nothing more comes; the labels, in order. The first
+    /// may take as long as a takeover may.
+    ///
+    /// # Errors
+    /// When receiving fails.
+    pub async fn ack_taken_over(&mut self) -> Check<Vec<String>> {
+        let pace = self.test.pace();
+        let mut limit = self.test.capabilities().await?.takeover_bound(pace.lease) + pace.quiet;
+        let mut labels = Vec::new();
+        while let Some(got) = self.next_within(limit).await? {
+            labels.push(got.label.clone());
+            got.ack().await;
+            limit = pace.quiet;
+        }
+        Ok(labels)
+    }
+
     /// Nothing comes.
     ///
     /// # Errors

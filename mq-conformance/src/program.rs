@@ -45,6 +45,15 @@ pub struct OnServer {
 /// The test program of a real backend. Does nothing unless the words name one of `backends`, so that `cargo test` stays
 /// quick; then starts the server and runs the suite as [`program`] does, with the same words.
 pub fn on_server(backends: &[&str], start: impl FnOnce(&str) -> Result<OnServer, String>) -> ExitCode {
+    on_server_with(backends, Options { parallel: 4, ..Options::default() }, start)
+}
+
+/// The same, with other options where the words give none.
+pub fn on_server_with(
+    backends: &[&str],
+    options: Options,
+    start: impl FnOnce(&str) -> Result<OnServer, String>,
+) -> ExitCode {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     let Some(at) = words.iter().position(|word| backends.contains(&word.as_str())) else {
         println!(
@@ -56,7 +65,6 @@ pub fn on_server(backends: &[&str], start: impl FnOnce(&str) -> Result<OnServer,
     let backend = words.remove(at);
     match start(&backend) {
         Ok(on) => {
-            let options = Options { parallel: 4, ..Options::default() };
             let code = run(&on.factory, words, options, Some(&on.server));
             drop(on.own);
             code

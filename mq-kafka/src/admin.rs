@@ -2,7 +2,7 @@
 //! itself knows, so counts of other processes' hands are bounds, never guesses.
 
 use crate::client::Ctx;
-use crate::commit::Mark;
+use crate::commit::{Mark, commit_within};
 use crate::delay::{RetryTopics, retry_group};
 use crate::ffi::Entry;
 use crate::group::{self, group_id};
@@ -15,9 +15,8 @@ use mq_api::{
     RedriveOptions, RedriveReport, Result, Start, Topic, TopicInfo, TopicSpec, async_trait,
 };
 use mq_core::redrive;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode as Code;
-use rdkafka::{Offset, TopicPartitionList};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -209,14 +208,7 @@ fn reset(cluster: &Cluster, topic: &Topic, group: &Group, to: Start) -> Result<(
 
 /// Commits as a visitor: accepted while the group has no members. Blocks.
 pub(crate) fn commit(visitor: &BaseConsumer<Ctx>, marks: &[Mark]) -> Result<()> {
-    let doing = "moving a group";
-    let mut list = TopicPartitionList::with_capacity(marks.len().max(1));
-    for mark in marks {
-        let mut entry = list.add_partition(&mark.topic, mark.partition);
-        entry.set_offset(Offset::Offset(mark.offset as i64)).map_err(|e| fault::error(doing, e))?;
-        entry.set_metadata(&mark.metadata);
-    }
-    patient(|| visitor.commit(&list, CommitMode::Sync).map_err(|e| fault::error(doing, e)))
+    patient(|| commit_within(visitor, marks, REQUEST).map_err(|code| fault::coded("moving a group", code)))
 }
 
 /// The record of a committed entry.

@@ -85,10 +85,11 @@ impl ClientContext for Ctx {
     fn error(&self, error: KafkaError, reason: &str) {
         tracing::debug!(target: "librdkafka", %error, "{reason}");
         let Some(code) = error.rdkafka_error_code() else { return };
-        let kind = fault::kind(code);
+        let kind = if refuses_by_alert(reason) { ErrorKind::Tls } else { fault::kind(code) };
         match kind {
             ErrorKind::Auth | ErrorKind::Tls | ErrorKind::Permission => {
-                let refusal = fault::error("the broker refused", error);
+                let code = if kind == ErrorKind::Tls { KafkaError::Global(Code::SSL) } else { error };
+                let refusal = fault::error("the broker refused", code);
                 *self.0.refused.lock() = Some((kind, format!("{} ({reason})", refusal.context())));
             }
             ErrorKind::Unavailable | ErrorKind::Disconnected
@@ -99,6 +100,14 @@ impl ClientContext for Ctx {
             _ => {}
         }
     }
+}
+
+/// A server that wants a client's certificate, or another one, says so by an alert after the handshake (TLS 1.3), which
+/// librdkafka tells as a broken connection. Two alerts are no refusal: an error inside the server (80), and its end (90).
+fn refuses_by_alert(reason: &str) -> bool {
+    let Some((_, rest)) = reason.split_once("SSL alert number ") else { return false };
+    let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    !matches!(number.as_str(), "80" | "90")
 }
 
 impl ConsumerContext for Ctx {
@@ -313,3 +322,17 @@ const SHORTEST_SEND: Duration = Duration::from_secs(10);
 
 /// Room for the headers of an envelope, and for our own.
 pub(crate) const ENVELOPE: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::refuses_by_alert;
+
+    #[test]
+    fn alerts_are_refusals() {
+        let wanted = "ssl://h:1/bootstrap: error:0A00045C:SSL routines::tlsv13 alert certificate required: SSL alert \
+                      number 116 (after 3ms in state APIVERSION_QUERY)";
+        assert!(refuses_by_alert(wanted));
+        assert!(!refuses_by_alert("error:0A000438:SSL routines::tlsv1 alert internal error: SSL alert number 80"));
+        assert!(!refuses_by_alert("Disconnected: connection reset by peer"));
+    }
+}

@@ -1,20 +1,24 @@
-//! The committer: a thread beside the driver for the calls of a consumer that block. A synchronous commit has no time limit of
-//! its own, so it must never run where partitions are polled, nor on a runtime.
+//! The committer: a thread beside the driver for the calls of a consumer that block: they must never run where partitions are
+//! polled, nor on a runtime.
 
 use crate::client::Ctx;
 use crate::ffi::{self, Entry, TopicId};
 use crate::topology::Cluster;
 use crate::{fault, letters};
 use mq_api::{Error, ErrorKind, Result};
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::{Offset, TopicPartitionList};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{JoinHandle, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A look at the cluster is answered within this, or made again: a close waits for the one under way.
 const REQUEST: Duration = Duration::from_secs(2);
+/// librdkafka answers a commit within this: it gives up a request after 10 s and tries it a few times. Later than that its
+/// answer does not come, and it may not be asked again: the old one could be written after the new.
+const COMMIT: Duration = Duration::from_secs(60);
 
 /// What is committed of one partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,9 +55,14 @@ pub(crate) enum Job {
 
 pub(crate) enum Done {
     Loaded(Result<Vec<Loaded>>),
-    Committed(Result<(), Code>),
+    /// `None`: it is not known what became of it.
+    Committed(Option<Result<(), Code>>),
     Looked(Result<bool>),
-    Low { partition: i32, expected: u64, low: Option<u64> },
+    Low {
+        partition: i32,
+        expected: u64,
+        low: Option<u64>,
+    },
 }
 
 /// Where a partition starts.
@@ -72,6 +81,10 @@ pub(crate) struct Committer {
     jobs: Option<mpsc::Sender<Job>>,
     done: mpsc::Receiver<Done>,
     thread: JoinHandle<()>,
+    /// Commits that were asked for.
+    asked: u64,
+    /// So many of them nobody waits for any more.
+    given_up: Arc<AtomicU64>,
 }
 
 impl Committer {
@@ -83,9 +96,14 @@ impl Committer {
     ) -> Result<Self> {
         let (jobs, todo) = mpsc::channel();
         let (tell, done) = mpsc::channel();
+        let given_up = Arc::new(AtomicU64::new(0));
+        let given = given_up.clone();
         let thread = std::thread::Builder::new().name("anymq-kafka-commit".to_owned()).spawn(move || {
+            let mut number = 0;
             while let Ok(job) = todo.recv() {
-                let told = tell.send(carry_out(&consumer, letters.as_deref(), job));
+                number += u64::from(matches!(job, Job::Commit(_)));
+                let wanted = || given.load(Ordering::Acquire) < number;
+                let told = tell.send(carry_out(&consumer, letters.as_deref(), job, wanted));
                 driver.unpark();
                 if told.is_err() {
                     return;
@@ -93,14 +111,21 @@ impl Committer {
             }
         });
         let thread = thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the committer").with_source(e))?;
-        Ok(Self { jobs: Some(jobs), done, thread })
+        Ok(Self { jobs: Some(jobs), done, thread, asked: 0, given_up })
     }
 
-    pub(crate) fn ask(&self, job: Job) {
+    pub(crate) fn ask(&mut self, job: Job) {
+        self.asked += u64::from(matches!(job, Job::Commit(_)));
         if let Some(jobs) = &self.jobs {
             // It ends only when this end does.
             let _ = jobs.send(job);
         }
+    }
+
+    /// Nobody waits any more for the commits that were asked for; those that are not under way are not made. What comes after
+    /// them has its turn.
+    pub(crate) fn give_up(&self) {
+        self.given_up.store(self.asked, Ordering::Release);
     }
 
     pub(crate) fn next(&self) -> Option<Done> {
@@ -114,9 +139,10 @@ impl Committer {
     /// Asks it to end; true if it did within `limit`. Else it ends by itself when its call returns.
     pub(crate) fn end(mut self, limit: Duration) -> bool {
         self.jobs = None;
-        let until = std::time::Instant::now() + limit;
+        self.give_up();
+        let until = Instant::now() + limit;
         while !self.thread.is_finished() {
-            if std::time::Instant::now() >= until {
+            if Instant::now() >= until {
                 return false;
             }
             std::thread::park_timeout(Duration::from_millis(1));
@@ -125,10 +151,13 @@ impl Committer {
     }
 }
 
-fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job) -> Done {
+fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job, wanted: impl Fn() -> bool) -> Done {
     match job {
         Job::Load(partitions) => Done::Loaded(load(consumer, letters, &partitions)),
-        Job::Commit(marks) => Done::Committed(commit(consumer, &marks)),
+        Job::Commit(marks) => {
+            let until = Instant::now() + COMMIT;
+            Done::Committed(commit(consumer, &marks, || wanted() && Instant::now() < until))
+        }
         Job::Look(topic, id) => Done::Looked(look(consumer, &topic, id)),
         Job::Low { topic, partition, expected } => {
             let low = consumer.fetch_watermarks(&topic, partition, REQUEST).ok();
@@ -180,26 +209,36 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
     Ok(loaded)
 }
 
-fn commit(consumer: &BaseConsumer<Ctx>, marks: &[Mark]) -> Result<(), Code> {
+/// Commits, and waits for the answer as long as it is wanted.
+pub(crate) fn commit(
+    consumer: &BaseConsumer<Ctx>,
+    marks: &[Mark],
+    wanted: impl Fn() -> bool,
+) -> Option<Result<(), Code>> {
     let mut list = TopicPartitionList::with_capacity(marks.len().max(1));
     for mark in marks {
         let mut entry = list.add_partition(&mark.topic, mark.partition);
         let offset = i64::try_from(mark.offset).unwrap_or(i64::MAX);
         if entry.set_offset(Offset::Offset(offset)).is_err() {
-            return Err(Code::InvalidArgument);
+            return Some(Err(Code::InvalidArgument));
         }
         if !mark.metadata.is_empty() {
             entry.set_metadata(&mark.metadata);
         }
     }
-    match consumer.commit(&list, CommitMode::Sync) {
-        Ok(()) => match ffi::entries(&list).into_iter().find_map(|e| e.error) {
-            None => Ok(()),
-            Some(code) => Err(code),
-        },
-        Err(KafkaError::ConsumerCommit(Code::NoOffset)) => Ok(()),
-        Err(error) => Err(error.rdkafka_error_code().unwrap_or(Code::Fail)),
+    if !wanted() {
+        return None;
     }
+    match ffi::commit(consumer.client(), &list, wanted) {
+        Some(Err(Code::NoOffset)) => Some(Ok(())),
+        answer => answer,
+    }
+}
+
+/// The same for one that is no member, or not yet: within `limit`, or it failed.
+pub(crate) fn commit_within(consumer: &BaseConsumer<Ctx>, marks: &[Mark], limit: Duration) -> Result<(), Code> {
+    let until = Instant::now() + limit;
+    commit(consumer, marks, || Instant::now() < until).unwrap_or(Err(Code::OperationTimedOut))
 }
 
 fn look(consumer: &BaseConsumer<Ctx>, topic: &str, id: Option<TopicId>) -> Result<bool> {

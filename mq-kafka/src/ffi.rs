@@ -175,6 +175,53 @@ pub(crate) fn group_generation<C: ClientContext>(client: &Client<C>) -> u64 {
     }
 }
 
+/// Commits, and waits for the answer as long as `waiting` says; `None` when it no longer does. The client's own synchronous
+/// commit has no limit of time: on a member that has left its group it never returns.
+pub(crate) fn commit<C: ClientContext>(
+    client: &Client<C>,
+    list: &TopicPartitionList,
+    waiting: impl Fn() -> bool,
+) -> Option<Result<(), RDKafkaErrorCode>> {
+    // SAFETY: client and list are alive, and librdkafka copies the list; the queue is ours until it is destroyed, after which
+    // a late answer goes nowhere; the event and the list in it are ours until the event is destroyed.
+    unsafe {
+        let queue = sys::rd_kafka_queue_new(client.native_ptr());
+        let asked = sys::rd_kafka_commit_queue(client.native_ptr(), list.ptr(), queue, None, ptr::null_mut());
+        let mut answer = (asked != sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR).then(|| Err(asked.into()));
+        while answer.is_none() && waiting() {
+            let event = sys::rd_kafka_queue_poll(queue, GRAIN_MS);
+            if !event.is_null() {
+                answer = Some(read_commit(event));
+                sys::rd_kafka_event_destroy(event);
+            }
+        }
+        sys::rd_kafka_queue_destroy(queue);
+        answer
+    }
+}
+
+/// How often one who waits is asked whether it still does: an answer comes at once.
+const GRAIN_MS: i32 = 20;
+
+/// # Safety
+/// An event that is alive.
+unsafe fn read_commit(event: *mut sys::rd_kafka_event_t) -> Result<(), RDKafkaErrorCode> {
+    let none = sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+    // SAFETY: by the caller; the list belongs to the event and holds `cnt` elements.
+    unsafe {
+        let failed = sys::rd_kafka_event_error(event);
+        if failed != none {
+            return Err(failed.into());
+        }
+        let list = sys::rd_kafka_event_topic_partition_list(event);
+        if list.is_null() || (*list).cnt <= 0 || (*list).elems.is_null() {
+            return Ok(());
+        }
+        let all = std::slice::from_raw_parts((*list).elems, (*list).cnt as usize);
+        all.iter().find(|e| e.err != none).map_or(Ok(()), |e| Err(e.err.into()))
+    }
+}
+
 /// What tells a topic from one of the same name before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TopicId(i64, i64);

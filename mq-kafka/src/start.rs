@@ -2,13 +2,14 @@
 //! or is added in between.
 
 use crate::client::Ctx;
+use crate::commit::{Mark, commit_within};
 use crate::ffi;
 use crate::topology::REQUEST;
 use crate::{fault, wire};
 use mq_api::ErrorKind as K;
 use mq_api::{Error, ErrorKind, Provisioning, ReplayFrom, Result, Start};
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::{Offset, TopicPartitionList};
 use std::time::{Duration, Instant};
 
@@ -117,22 +118,23 @@ pub(crate) fn begin(
     }
     let start = if known.iter().any(|e| e.offset >= 0) { Start::Oldest } else { start };
     let offsets = resolve(consumer, topic, partitions, start)?;
-    let mut list = TopicPartitionList::with_capacity(partitions as usize);
-    for (entry, offset) in known.iter().zip(offsets) {
-        if entry.offset < 0 {
-            let offset = Offset::Offset(left(entry.partition).unwrap_or(offset) as i64);
-            let added = list.add_partition_offset(topic, entry.partition, offset);
-            added.map_err(|e| fault::error("committing where to start", e))?;
-        }
-    }
-    match consumer.commit(&list, CommitMode::Sync) {
+    let marks: Vec<Mark> = known
+        .iter()
+        .zip(offsets)
+        .filter(|(entry, _)| entry.offset < 0)
+        .map(|(entry, offset)| Mark {
+            topic: entry.topic.clone(),
+            partition: entry.partition,
+            offset: left(entry.partition).unwrap_or(offset),
+            metadata: String::new(),
+        })
+        .collect();
+    match commit_within(consumer, &marks, REQUEST) {
         Ok(()) => Ok(()),
         // Another member is there: the group began, by that one's start.
-        Err(KafkaError::ConsumerCommit(
-            Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress,
-        )) => Ok(()),
-        Err(e) => {
-            let error = fault::error(format_args!("committing where the group starts in '{topic}'"), e);
+        Err(Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress) => Ok(()),
+        Err(code) => {
+            let error = fault::coded(format_args!("committing where the group starts in '{topic}'"), code);
             Err(match error.kind() {
                 // The coordinator is being found or loaded: tried again.
                 ErrorKind::Other => Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error),

@@ -261,3 +261,37 @@ async fn a_small_queue_does_not_stall() {
     assert_eq!(counts, (0..200).map(|n| (n, 1)).collect());
     bed.close().await;
 }
+
+/// A close may meet any moment of joining: the assignment may be on its way, told and not yet taken, or just begun. The mock's
+/// group is complete three seconds after its first member came.
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_while_the_group_forms_ends() {
+    let cluster = MockCluster::new(1).unwrap();
+    let moments = 24u64;
+    cluster.create_topic(TOPIC, 1, 1).unwrap();
+    for n in 0..moments {
+        for end in ["dlq", "retry"] {
+            cluster.create_topic(&format!("work..crew{n}..{end}"), 1, 1).unwrap();
+        }
+    }
+    let url = format!("kafka://{}?min_session=1s", cluster.bootstrap_servers());
+    let closing = (0..moments).map(|n| {
+        let url = url.clone();
+        tokio::spawn(async move {
+            let broker = within(mq_kafka::connect(&url)).await.unwrap();
+            let sub = Subscription::group(TOPIC, format!("crew{n}")).lease(Duration::from_secs(6));
+            let consumer = within(broker.subscribe(sub)).await.unwrap();
+            // It is the moment that differs.
+            tokio::time::sleep(Duration::from_millis(50 * n)).await;
+            let began = std::time::Instant::now();
+            within(consumer.control().close(Duration::from_secs(2))).await;
+            let report = within(broker.close(Duration::from_secs(2))).await;
+            (n, began.elapsed(), report)
+        })
+    });
+    for closed in closing.collect::<Vec<_>>() {
+        let (n, took, report) = closed.await.unwrap();
+        assert!(took < Duration::from_secs(10), "closing {} ms after the subscription took {took:?}", 50 * n);
+        assert!(report.is_clean(), "{n}: {report:?}");
+    }
+}

@@ -71,7 +71,6 @@ async fn refused(url: &str, kind: ErrorKind, why: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "not yet seen to pass; run with --ignored"]
 async fn logins_in_clear_and_over_tls() {
     let bed = tokio::task::block_in_place(|| Bed::start(|made| made.server.clone(), false));
     let (sasl, tls, ca) = (bed.sasl, bed.sasl_tls, bed.ca());
@@ -89,7 +88,6 @@ async fn logins_in_clear_and_over_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "not yet seen to pass; run with --ignored"]
 async fn client_certificates() {
     let bed = tokio::task::block_in_place(|| Bed::start(|made| made.server.clone(), false));
     let url = format!("kafkas://localhost:{}", bed.tls);
@@ -99,7 +97,6 @@ async fn client_certificates() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "not yet seen to pass; run with --ignored"]
 async fn servers_of_another_name_or_time_are_refused() {
     for (shows, why) in [
         ((|made| made.misnamed_server.clone()) as fn(&Certificates) -> Pair, "a server of another name"),
@@ -112,7 +109,6 @@ async fn servers_of_another_name_or_time_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "not yet seen to pass; run with --ignored"]
 async fn access_rules_are_refusals_by_name_and_then_a_state() {
     let bed = tokio::task::block_in_place(|| Bed::start(|made| made.server.clone(), true));
     let admin = format!("127.0.0.1:{}", bed.server.port());

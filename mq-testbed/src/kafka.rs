@@ -142,9 +142,11 @@ pub(crate) fn properties(path: &Path, port: u16, controller: u16, further: &[Lis
         "auto.create.topics.enable=false".into(),
         // The default of 128 MB is taken from the heap at start.
         "log.cleaner.dedupe.buffer.size=2097152".into(),
-        // With the default session of 9 s the controller refuses a broker that was killed and comes back at once.
-        "broker.session.timeout.ms=1000".into(),
-        "broker.heartbeat.interval.ms=100".into(),
+        // With the default session of 9 s the controller refuses a broker that was killed and comes back at once. No shorter than
+        // a start takes anyway: a broker that a busy machine holds up for its session is put out by its own controller, and
+        // every group is without coordinator for seconds.
+        "broker.session.timeout.ms=3000".into(),
+        "broker.heartbeat.interval.ms=200".into(),
         // A broker that was not let in within this time ends itself; by default after a minute, which is too short on a
         // machine where a dozen servers start at once. As long as we wait.
         "initial.broker.registration.timeout.ms=600000".into(),

@@ -50,15 +50,18 @@ impl Program {
 
     /// Waits until it ends, and until all that it printed was read.
     pub(crate) fn ends(&self, limit: Duration) -> ExitStatus {
-        let mut status = None;
-        wait(limit, "the program's end", || {
-            status = self.child.lock().unwrap().try_wait().unwrap();
-            status.is_some()
-        });
+        let until = Instant::now() + limit;
+        let status = loop {
+            if let Some(status) = self.child.lock().unwrap().try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < until, "it did not end within {limit:?}: {:#?}", self.lines());
+            std::thread::sleep(Duration::from_millis(5));
+        };
         if let Some(reader) = self.reader.lock().unwrap().take() {
             reader.join().unwrap();
         }
-        status.unwrap()
+        status
     }
 }
 

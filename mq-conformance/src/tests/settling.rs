@@ -137,11 +137,7 @@ async fn p4_1_acks_out_of_order_lose_nothing(t: Test) -> Check {
     drop(kept);
     drop(member);
     let mut other = t.member(&d, "b").await?;
-    let mut again = Vec::new();
-    while let Some(got) = other.next_within(t.pace().quiet).await? {
-        again.push(got.label.clone());
-        got.ack_ok().await?;
-    }
+    let again = other.ack_taken_over().await?;
     let lost: Vec<_> = open.iter().filter(|l| !again.contains(l)).collect();
     ensure!(lost.is_empty(), "{lost:?} were never acknowledged and are gone");
     t.all_settled(&d, GROUP).await

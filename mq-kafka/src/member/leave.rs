@@ -5,7 +5,6 @@ use super::moves::Moving;
 use crate::client::Change;
 use crate::commit::{Done, Job};
 use crate::partition::Snapshot;
-use rdkafka::consumer::Consumer;
 use rdkafka::error::RDKafkaErrorCode as Code;
 use std::time::{Duration, Instant};
 
@@ -38,14 +37,16 @@ impl Member {
                     self.committer.ask(Job::Commit(marks.clone()));
                     let answer = loop {
                         match self.committer.next_within(left()) {
+                            // Of a flight that was given up.
+                            Some(Done::Committed(_)) if self.ignored > 0 => self.ignored -= 1,
                             Some(Done::Committed(result)) => break Some(result),
                             Some(_) => {}
                             None => break None,
                         }
                     };
                     match answer {
-                        Some(Ok(())) => confirmed = true,
-                        Some(Err(Code::RebalanceInProgress)) if !left().is_zero() => {
+                        Some(Some(Ok(()))) => confirmed = true,
+                        Some(Some(Err(Code::RebalanceInProgress))) if !left().is_zero() => {
                             self.poll_main();
                             std::thread::park_timeout(Duration::from_millis(50));
                             continue;
@@ -60,17 +61,20 @@ impl Member {
         } else {
             self.partitions.clear();
         }
+        // No answer is waited for any more, and what is asked of one that left is not answered.
+        self.committer.give_up();
         self.ctx.close();
-        while let Some(change) = self.ctx.next_change() {
-            let (Change::Assign(list) | Change::Revoke { list, .. }) = change;
-            self.unassign(&list);
-        }
+        // A change that is not answered, each in its way, holds up the end of the consumer for good.
         match self.moving.take() {
             Some(Moving::Draining { list, .. } | Moving::Committing { list, .. }) => self.unassign(&list),
-            Some(Moving::Loading { list } | Moving::Waiting { list, .. }) => {
-                drop(self.consumer.incremental_assign(&list))
-            }
+            Some(Moving::Loading { list } | Moving::Waiting { list, .. }) => self.take_on(&list),
             None => {}
+        }
+        while let Some(change) = self.ctx.next_change() {
+            match change {
+                Change::Assign(list) => self.take_on(&list),
+                Change::Revoke { list, .. } => self.unassign(&list),
+            }
         }
         let consumer = self.consumer.clone();
         if consumer.close_queue().is_ok() {
@@ -80,8 +84,16 @@ impl Member {
             }
         }
         let ended = self.committer.end(if away { Duration::from_millis(50) } else { Duration::from_secs(2) });
-        tracing::debug!(topic = %self.topic, confirmed, ended, "left the group");
-        drop(consumer);
+        let left = consumer.closed();
+        tracing::debug!(topic = %self.topic, confirmed, ended, left, "closed");
+        if !left {
+            // It waits for a request that is not answered, for as long as a session or a request may take. What was in hand is
+            // settled or given back; nobody has to wait for the rest.
+            let rest = std::thread::Builder::new().name("anymq-kafka-end".to_owned());
+            if let Err(error) = rest.spawn(move || drop(consumer)) {
+                tracing::warn!(%error, "no thread for the end of a consumer");
+            }
+        }
         confirmed
     }
 }

@@ -151,10 +151,7 @@ impl Member {
     }
 
     fn assigned(&mut self, list: &TopicPartitionList) {
-        if let Err(error) = self.consumer.incremental_assign(list) {
-            // The assignment was taken away meanwhile; a revocation follows.
-            tracing::debug!(%error, topic = %self.topic, "assigning");
-        }
+        self.take_on(list);
         if !std::mem::replace(&mut self.joined, true) {
             self.news.push(News::Joined);
         }
@@ -210,7 +207,15 @@ impl Member {
         self.moving = Some(Moving::Committing { list, until: Instant::now() + LAST_COMMIT });
     }
 
-    pub(super) fn unassign(&mut self, list: &TopicPartitionList) {
+    /// Answers an assignment.
+    pub(super) fn take_on(&self, list: &TopicPartitionList) {
+        if let Err(error) = self.consumer.incremental_assign(list) {
+            // The assignment was taken away meanwhile; a revocation follows.
+            tracing::debug!(%error, topic = %self.topic, "assigning");
+        }
+    }
+
+    pub(super) fn unassign(&self, list: &TopicPartitionList) {
         if let Err(error) = self.consumer.incremental_unassign(list) {
             tracing::debug!(%error, topic = %self.topic, "giving partitions back");
         }

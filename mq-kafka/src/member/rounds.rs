@@ -3,6 +3,7 @@
 use super::{AGAIN, Member, News, Role};
 use crate::commit::Job;
 use crate::partition::Snapshot;
+use mq_api::{Error, ErrorKind};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use std::time::Instant;
 
@@ -21,7 +22,10 @@ impl Member {
     /// Its answer comes later, and means nothing then.
     pub(super) fn drop_flight(&mut self) -> Option<Flight> {
         let flight = self.flight.take();
-        self.ignored += usize::from(flight.is_some());
+        if flight.is_some() {
+            self.ignored += 1;
+            self.committer.give_up();
+        }
         flight
     }
 
@@ -74,13 +78,20 @@ impl Member {
         self.flight = Some(Flight { snapshots, last: false });
     }
 
-    pub(super) fn on_committed(&mut self, result: Result<(), Code>) {
+    pub(super) fn on_committed(&mut self, result: Option<Result<(), Code>>) {
         // A flight that was given up was of partitions that are gone.
         if self.ignored > 0 {
             self.ignored -= 1;
             return;
         }
         let Some(flight) = self.flight.take() else { return };
+        let Some(result) = result else {
+            // It may be written yet, but not by a member that is gone.
+            self.news.push(News::Unsure(flight.snapshots.iter().map(|s| s.lane).collect()));
+            let text = "a commit was not answered; the member joins its group anew";
+            self.news.push(News::Gone(Error::new(ErrorKind::Timeout, text)));
+            return;
+        };
         match result {
             Ok(()) => {
                 for snapshot in flight.snapshots {
