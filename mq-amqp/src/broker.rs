@@ -5,12 +5,11 @@ use crate::connect::{Connections, Role};
 use crate::driver::Amqp;
 use crate::url::AmqpUrl;
 use mq_api::{
-    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Error, ErrorKind, HealthState, HealthWatch,
-    Producer, ProducerSpec, Result, Subscription, async_trait,
+    Admin, Broker, Capabilities, CloseReport, Consumer, Error, ErrorKind, HealthWatch, Producer, ProducerSpec, Result,
+    Subscription, async_trait,
 };
-use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, Hooks, NoHooks};
-use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
+use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, Hooks, NoHooks, Roster};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Connects to RabbitMQ. See the crate's documentation for the URL.
@@ -47,9 +46,8 @@ pub async fn connect_with_hooks(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<
     let policy = ConnectPolicy { first: connections.url().connect_timeout, ..ConnectPolicy::default() };
     let driver = Arc::new(Amqp::new(connections.clone(), server));
     let admin = Arc::new(AmqpAdmin::new(driver.clone(), env.clone()));
-    let made = Mutex::default();
-    let closing = tokio::sync::Mutex::default();
-    Ok(Arc::new(AmqpBroker { env, connections, driver, admin, policy, hooks, made, closing }))
+    let roster = Roster::default();
+    Ok(Arc::new(AmqpBroker { env, connections, driver, admin, policy, hooks, roster }))
 }
 
 /// Waits for a broker that is down; what no waiting can mend fails at once. Says which server it is.
@@ -72,13 +70,6 @@ async fn first_connection(connections: &Connections, env: &Env) -> Result<Option
     }
 }
 
-#[derive(Default)]
-struct Made {
-    producers: Vec<Weak<EngineProducer>>,
-    consumers: Vec<ConsumerControl>,
-    closed: bool,
-}
-
 struct AmqpBroker {
     env: Env,
     connections: Arc<Connections>,
@@ -86,16 +77,18 @@ struct AmqpBroker {
     admin: Arc<AmqpAdmin>,
     policy: ConnectPolicy,
     hooks: Arc<dyn Hooks>,
-    made: Mutex<Made>,
-    closing: tokio::sync::Mutex<Option<CloseReport>>,
+    roster: Roster,
 }
 
 impl AmqpBroker {
-    fn open(&self) -> Result<()> {
-        match self.made.lock().closed {
-            true => Err(Error::closed("the connection")),
-            false => Ok(()),
-        }
+    /// What is left to do once consumers and producers are closed; says how much had to be abandoned.
+    async fn hang_up(&self, deadline: Duration) -> u64 {
+        let connections = self.connections.clone();
+        // Closed where they were made; a broker that is away cannot be told.
+        let _ = self.env.spawn(async move { connections.close(Duration::from_secs(1)).await }).await;
+        let no_tasks = tokio::time::timeout(deadline.max(Duration::from_secs(1)), self.env.no_tasks()).await;
+        let ended = self.env.shut_down(Duration::from_secs(2)).await;
+        u64::from(no_tasks.is_err()) + u64::from(!ended)
     }
 }
 
@@ -106,22 +99,18 @@ impl Broker for AmqpBroker {
     }
 
     async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
-        self.open()?;
+        self.roster.open()?;
         let (driver, env) = (self.driver.clone(), self.env.clone());
         let producer = EngineProducer::start(driver, spec, env, self.hooks.clone(), self.policy).await?;
-        let mut made = self.made.lock();
-        made.producers.retain(|p| p.strong_count() > 0);
-        made.producers.push(Arc::downgrade(&producer));
+        self.roster.producer(&producer).await?;
         Ok(producer)
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
-        self.open()?;
+        self.roster.open()?;
         let (driver, env) = (self.driver.clone(), self.env.clone());
         let consumer = EngineConsumer::start(driver, subscription, env, self.hooks.clone(), self.policy).await?;
-        let mut made = self.made.lock();
-        made.consumers.retain(|c| c.health().current().state != HealthState::Closed);
-        made.consumers.push(consumer.control());
+        self.roster.consumer(consumer.control()).await?;
         Ok(Box::new(consumer))
     }
 
@@ -134,30 +123,6 @@ impl Broker for AmqpBroker {
     }
 
     async fn close(&self, deadline: Duration) -> CloseReport {
-        let mut closing = self.closing.lock().await;
-        if let Some(report) = &*closing {
-            return *report;
-        }
-        let (consumers, producers) = {
-            let mut made = self.made.lock();
-            made.closed = true;
-            (std::mem::take(&mut made.consumers), std::mem::take(&mut made.producers))
-        };
-        let consumers = futures_util::future::join_all(consumers.iter().map(|c| c.close(deadline))).await;
-        let producers = producers.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
-        let producers = futures_util::future::join_all(producers.iter().map(|p| p.close(deadline))).await;
-        let mut report = CloseReport::default();
-        consumers.into_iter().chain(producers).for_each(|r| report += r);
-        let connections = self.connections.clone();
-        // Closed where they were made; a broker that is away cannot be told.
-        let _ = self.env.spawn(async move { connections.close(Duration::from_secs(1)).await }).await;
-        if tokio::time::timeout(deadline.max(Duration::from_secs(1)), self.env.no_tasks()).await.is_err() {
-            report.abandoned += 1;
-        }
-        if !self.env.shut_down(Duration::from_secs(2)).await {
-            report.abandoned += 1;
-        }
-        *closing = Some(report);
-        report
+        self.roster.close(deadline, self.hang_up(deadline)).await
     }
 }

@@ -5,11 +5,10 @@ use crate::driver::{self, Kafka};
 use crate::topology::Cluster;
 use crate::url::Settings;
 use mq_api::{
-    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Error, HealthSetter, HealthState, HealthWatch,
-    Producer, ProducerSpec, Result, Subscription, async_trait,
+    Admin, Broker, Capabilities, CloseReport, Consumer, HealthSetter, HealthState, HealthWatch, Producer, ProducerSpec,
+    Result, Subscription, async_trait,
 };
-use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, Hooks, NoHooks};
-use parking_lot::Mutex;
+use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, Hooks, NoHooks, Roster};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -61,8 +60,7 @@ pub async fn connect_with(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<dyn Br
         hooks,
         health,
         stop,
-        made: Mutex::default(),
-        closed: tokio::sync::Mutex::new(None),
+        roster: Roster::default(),
     }))
 }
 
@@ -84,13 +82,6 @@ async fn watch(cluster: Arc<Cluster>, health: HealthSetter, stop: CancellationTo
     }
 }
 
-#[derive(Default)]
-struct Made {
-    consumers: Vec<ConsumerControl>,
-    producers: Vec<Arc<EngineProducer>>,
-    closed: bool,
-}
-
 /// A connection to Kafka.
 struct KafkaBroker {
     driver: Arc<Kafka>,
@@ -99,16 +90,23 @@ struct KafkaBroker {
     hooks: Arc<dyn Hooks>,
     health: HealthSetter,
     stop: CancellationToken,
-    made: Mutex<Made>,
-    closed: tokio::sync::Mutex<Option<CloseReport>>,
+    roster: Roster,
 }
 
 impl KafkaBroker {
-    fn check_open(&self) -> Result<()> {
-        match self.made.lock().closed {
-            true => Err(Error::closed("the connection")),
-            false => Ok(()),
-        }
+    /// What is left to do once consumers and producers are closed; says how much had to be abandoned.
+    async fn hang_up(&self) -> u64 {
+        self.stop.cancel();
+        self.health.set(HealthState::Closed, "", self.env.wall());
+        let closing = self.cluster.clone();
+        let over = async {
+            let _ = self.cluster.blocking(move |_| closing.close()).await;
+            self.env.no_tasks().await;
+        };
+        // Clients that hang are left to themselves: they are on threads of their own.
+        let over = tokio::time::timeout(Duration::from_secs(2), over).await;
+        let ended = self.env.shut_down(Duration::from_secs(1)).await;
+        u64::from(over.is_err()) + u64::from(!ended)
     }
 
     fn policy(&self) -> ConnectPolicy {
@@ -127,20 +125,20 @@ impl Broker for KafkaBroker {
     }
 
     async fn open_producer(&self, spec: ProducerSpec) -> Result<Arc<dyn Producer>> {
-        self.check_open()?;
+        self.roster.open()?;
         let producer =
             EngineProducer::start(self.driver.clone(), spec, self.env.clone(), self.hooks.clone(), self.policy())
                 .await?;
-        self.made.lock().producers.push(producer.clone());
+        self.roster.producer(&producer).await?;
         Ok(producer)
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
-        self.check_open()?;
+        self.roster.open()?;
         let hooks = self.hooks.clone();
         let consumer =
             EngineConsumer::start(self.driver.clone(), subscription, self.env.clone(), hooks, self.policy()).await?;
-        self.made.lock().consumers.push(consumer.control());
+        self.roster.consumer(consumer.control()).await?;
         Ok(Box::new(consumer))
     }
 
@@ -153,42 +151,7 @@ impl Broker for KafkaBroker {
     }
 
     async fn close(&self, deadline: Duration) -> CloseReport {
-        let mut closed = self.closed.lock().await;
-        if let Some(report) = *closed {
-            return report;
-        }
-        let made = {
-            let mut made = self.made.lock();
-            made.closed = true;
-            std::mem::take(&mut *made)
-        };
-        self.made.lock().closed = true;
-        let mut report = CloseReport::default();
-        let consumers: Vec<_> = made.consumers.iter().map(|c| self.env.spawn(c.close(deadline))).collect();
-        for consumer in consumers {
-            report += consumer.await.unwrap_or_default();
-        }
-        let producers: Vec<_> =
-            made.producers.into_iter().map(|p| self.env.spawn(async move { p.close(deadline).await })).collect();
-        for producer in producers {
-            report += producer.await.unwrap_or_default();
-        }
-        self.stop.cancel();
-        self.health.set(HealthState::Closed, "", self.env.wall());
-        let closing = self.cluster.clone();
-        let over = async {
-            let _ = self.cluster.blocking(move |_| closing.close()).await;
-            self.env.no_tasks().await;
-        };
-        // Clients that hang are left to themselves: they are on threads of their own.
-        if tokio::time::timeout(Duration::from_secs(2), over).await.is_err() {
-            report.abandoned += 1;
-        }
-        if !self.env.shut_down(Duration::from_secs(1)).await {
-            report.abandoned += 1;
-        }
-        *closed = Some(report);
-        report
+        self.roster.close(deadline, self.hang_up()).await
     }
 }
 
