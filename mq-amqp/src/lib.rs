@@ -101,8 +101,8 @@
 //! * All groups of a dead-letter topic or a native queue share its one queue.
 //! * `Admin::delete_topic` deletes the groups that this connection knows; AMQP does not list bindings. Members and pending
 //!   deliveries are not listed either, and a backlog with members is a lower bound.
-//! * A stream that is deleted and made again while several read it: RabbitMQ (3.10) does not cancel every reader when another was
-//!   faster to make it again, and such a reader waits until its connection ends.
+//! * A stream that is deleted and made again while several read it: a reader has been seen that heard nothing of it and waited until
+//!   its connection ended (RabbitMQ 3.10; the cause is not known).
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours

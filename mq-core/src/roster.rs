@@ -110,3 +110,87 @@ async fn all<F: Future>(closing: impl Iterator<Item = F>) -> Vec<F::Output> {
     }
     ended
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::Roster;
+    use futures_core::future::BoxFuture;
+    use mq_api::{CloseReport, ConsumerControl, Control, ErrorKind, Events, HealthSetter, HealthState, HealthWatch};
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Waker};
+    use std::time::{Duration, SystemTime};
+
+    /// A consumer whose close takes some turns and counts how often it was begun.
+    struct Fake {
+        closes: AtomicUsize,
+        turns: usize,
+    }
+
+    impl Control for Fake {
+        fn pause(&self) {}
+        fn resume(&self) {}
+        fn in_flight(&self) -> usize {
+            0
+        }
+        fn health(&self) -> HealthWatch {
+            HealthSetter::new(HealthState::Running, SystemTime::UNIX_EPOCH).watch()
+        }
+        fn events(&self) -> Events {
+            unimplemented!("nobody asks")
+        }
+        fn close(&self, _: Duration) -> BoxFuture<'static, CloseReport> {
+            self.closes.fetch_add(1, Ordering::Relaxed);
+            let turns = self.turns;
+            Box::pin(async move {
+                for _ in 0..turns {
+                    tokio::task::yield_now().await;
+                }
+                CloseReport::default()
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_close_that_is_dropped_at_any_await_forgets_nothing() {
+        // Three turns of each consumer, two of the rest.
+        for stop_after in 0..9 {
+            let roster = Roster::default();
+            let fakes: Vec<_> = (0..2).map(|_| Arc::new(Fake { closes: AtomicUsize::new(0), turns: 3 })).collect();
+            for fake in &fakes {
+                roster.consumer(ConsumerControl::new(fake.clone())).await.unwrap();
+            }
+            let rest = || async {
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+                1
+            };
+            {
+                let mut close = pin!(roster.close(Duration::from_secs(1), rest()));
+                for _ in 0..stop_after {
+                    assert!(close.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                }
+            }
+            if stop_after > 0 {
+                assert_eq!(roster.open().unwrap_err().kind(), ErrorKind::Closed, "after {stop_after} turns");
+            }
+            assert_eq!(roster.close(Duration::from_secs(1), rest()).await.abandoned, 1);
+            let begun = usize::from(stop_after > 0) + 1;
+            assert!(fakes.iter().all(|fake| fake.closes.load(Ordering::Relaxed) == begun), "after {stop_after} turns");
+            // A third finds its report, and begins nothing.
+            assert_eq!(roster.close(Duration::from_secs(1), rest()).await.abandoned, 1);
+            assert!(fakes.iter().all(|fake| fake.closes.load(Ordering::Relaxed) == begun));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_made_while_the_connection_closes_is_closed_too() {
+        let roster = Roster::default();
+        roster.close(Duration::from_secs(1), async { 0 }).await;
+        let late = Arc::new(Fake { closes: AtomicUsize::new(0), turns: 0 });
+        let refused = roster.consumer(ConsumerControl::new(late.clone())).await.unwrap_err();
+        assert_eq!((refused.kind(), late.closes.load(Ordering::Relaxed)), (ErrorKind::Closed, 1));
+    }
+}

@@ -16,6 +16,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("mq-core/outbox.rs: take", "a driver's; poll_take takes nothing unless it is ready (model/outbox.rs)"),
     ("mq-core/settles.rs: take", "a driver's; poll_take takes nothing unless it is ready (model/settles.rs)"),
     ("mq-core/settles.rs: flushed", "waits only"),
+    ("mq-core/roster.rs: close", "Broker::close behind the seam; dropped at each await in its own tests"),
+    ("mq-core/roster.rs: consumer", "open_consumer behind the seam"),
+    ("mq-core/roster.rs: producer", "open_producer behind the seam"),
     ("mq-core/redrive.rs: redrive", "Admin::redrive"),
     ("mq-core/redrive.rs: discard", "Admin::discard_dead_letters"),
 ];
