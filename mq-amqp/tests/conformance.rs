@@ -9,7 +9,7 @@ use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::{BasicProperties, Connection as Raw, ConnectionProperties};
 use mq_api::{Broker, Result, Topic, async_trait};
 use mq_conformance::{Clock, Environment, Factory, Hook, Lacking, Lines, OnServer, Site, World, on_server};
-use mq_testbed::{Kind, Road, Server};
+use mq_testbed::{Kind, Road, Server, ports_in};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -112,14 +112,9 @@ impl Site for OnRabbit {
     }
 }
 
-fn port_of(url: &str) -> Option<u16> {
-    let host = url.rsplit('@').next()?.split('/').next()?;
-    host.rsplit(':').next()?.parse().ok()
-}
-
 fn start(backend: &str) -> std::result::Result<OnServer, String> {
     let named = std::env::var(Kind::RabbitMq.variable()).ok().filter(|url| !url.is_empty());
-    let (port, own) = match named.as_deref().and_then(port_of) {
+    let (port, own) = match named.as_deref().and_then(|url| ports_in(Kind::RabbitMq, url).first().copied()) {
         Some(port) => (port, None),
         None => {
             let own = Server::start(Kind::RabbitMq).map_err(|problem| problem.to_string())?;

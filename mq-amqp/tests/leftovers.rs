@@ -4,7 +4,7 @@
 
 use mq_api::{BrokerExt, ConsumerExt, Message, Subscription};
 use mq_testbed::proxy::Proxy;
-use mq_testbed::{Kind, eventually};
+use mq_testbed::{Kind, eventually, ports_in};
 use std::time::Duration;
 
 fn threads() -> Vec<String> {
@@ -19,14 +19,10 @@ fn threads() -> Vec<String> {
     names
 }
 
-fn port_of(url: &str) -> u16 {
-    url.rsplit('@').next().unwrap().split('/').next().unwrap().rsplit(':').next().unwrap().parse().unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn no_thread_and_no_socket() {
     let Some(url) = mq_testbed::need(Kind::RabbitMq) else { return };
-    let mut proxy = Proxy::before(port_of(&url), 1).unwrap();
+    let mut proxy = Proxy::before(ports_in(Kind::RabbitMq, &url)[0], 1).unwrap();
     let url = format!("amqp://guest:guest@127.0.0.1:{}/%2f", proxy.port());
     for round in 0..20 {
         let broker = mq_amqp::connect(&url).await.unwrap();

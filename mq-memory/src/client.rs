@@ -196,7 +196,6 @@ pub(crate) fn seat(
     core.members.lock().insert(id, Arc::downgrade(&member));
     core.env.notice_pause();
     handle.join(&member);
-    handle.assign_free();
     Ok((member.clone(), MemoryConsumer::new(member, handle)))
 }
 

@@ -96,15 +96,19 @@ impl Group {
         self.members.lock().len()
     }
 
+    /// A member comes, and has its share of the partitions. Never called with a partition locked, as [`leave`](Self::leave).
     pub(crate) fn join(&self, member: &Arc<Member>) {
         self.members.lock().insert(member.id, Arc::downgrade(member));
         self.rebalance();
+        self.assign_free();
     }
 
+    /// A member goes, and others have its partitions.
     pub(crate) fn leave(&self, member: u32) {
         if self.members.lock().remove(&member).is_some() {
             self.rebalance();
         }
+        self.assign_free();
     }
 
     /// The group is gone: its members' handles turn stale, and they make it again when they fetch.

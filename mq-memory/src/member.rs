@@ -1,5 +1,7 @@
 //! A member: one consumer of the broker, its bounds, health, events, and its end.
 
+mod absence;
+
 use crate::broadcast::Queue;
 use crate::clock::Clock;
 use crate::core::Core;
@@ -9,8 +11,7 @@ use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
 use mq_api::{
-    CloseReport, Control, Event, EventLog, Events, Gap, GapCause, HealthSetter, HealthState, HealthWatch, Source,
-    Stored, Subscription,
+    CloseReport, Control, EventLog, Events, HealthSetter, HealthState, HealthWatch, Source, Stored, Subscription,
 };
 use mq_core::{Flow, Gate, Policy};
 use parking_lot::Mutex;
@@ -315,7 +316,6 @@ impl Member {
         let (topic, group) = self.seat();
         if let Some(group) = group {
             group.leave(self.id);
-            group.assign_free();
         } else {
             for part in &topic.parts {
                 part.lock().broadcast.retain(|queue| queue.lane.0.epoch != u64::from(self.id));
@@ -325,132 +325,11 @@ impl Member {
         self.events.close();
     }
 
-    /// Its connection is lost: what it holds goes back, and it takes nothing until it comes back.
-    pub(crate) fn go_away(&self, reason: &str) {
-        *self.away.lock() = Some(reason.to_owned());
-        self.flow.shut(Gate::Away);
-        let (topic, group) = self.seat();
-        self.core.lose_leases(self);
-        match group {
-            Some(group) => {
-                group.leave(self.id);
-                group.assign_free();
-            }
-            None => {
-                let mut unplugged = self.unplugged.lock();
-                for (number, part) in topic.parts.iter().enumerate() {
-                    part.lock().broadcast.retain(|queue| {
-                        let mine = queue.lane.0.epoch == u64::from(self.id);
-                        if mine {
-                            unplugged.push((number, queue.clone()));
-                        }
-                        !mine
-                    });
-                }
-            }
-        }
-        self.refresh();
-        self.wake();
-    }
-
-    /// Its connection is there again.
-    pub(crate) fn come_back(&self) {
-        *self.away.lock() = None;
-        let (topic, group) = self.seat();
-        if let (Some(group), Some(me)) = (group, self.me.upgrade())
-            && !self.is_stopping()
-        {
-            group.join(&me);
-            group.assign_free();
-        }
-        for (number, queue) in self.unplugged.lock().drain(..) {
-            topic.parts[number].lock().broadcast.push(queue);
-            let partition = Some(number as u32);
-            let gap = Gap { partition, ..Gap::new(topic.name.clone(), GapCause::Disconnected) };
-            self.events.push(Event::Gap(gap));
-        }
-        self.flow.open(Gate::Away);
-        self.refresh();
-        self.wake();
-    }
-
-    /// Nothing of it is heard, and it hears nothing; when its lease runs out meanwhile, it has lost what it held.
-    pub(crate) fn freeze(&self, frozen: bool) {
-        let number = self.freezes.load(Ordering::Relaxed);
-        if (number % 2 == 1) == frozen {
-            return;
-        }
-        let number = self.freezes.fetch_add(1, Ordering::Relaxed) + 1;
-        if !frozen {
-            let (_, group) = self.seat();
-            if let (Some(group), Some(me)) = (group, self.me.upgrade())
-                && !self.is_stopping()
-            {
-                group.join(&me);
-                group.assign_free();
-            }
-            self.flow.open(Gate::Away);
-            self.wake();
-            return;
-        }
-        self.flow.shut(Gate::Away);
-        let me = self.me.clone();
-        self.core.timer.at(self.core.env.now() + self.core.silence(self.sub.lease), move || {
-            let Some(me) = me.upgrade() else { return };
-            if me.freezes.load(Ordering::Relaxed) != number {
-                return;
-            }
-            me.core.lose_leases(&me);
-            if let (_, Some(group)) = me.seat() {
-                group.leave(me.id);
-                group.assign_free();
-            }
-        });
-    }
-
     /// For a consumer that is dropped without close: what is in hand stays settleable for a while.
     pub(crate) fn close_now(&self) {
         if self.closing.lock().is_none() && !self.is_crashed() {
             drop(self.close(Duration::from_secs(5)));
         }
-    }
-
-    /// Its process dies: nothing of it is heard again, and its deliveries come free when their leases end.
-    pub(crate) fn crash(&self) {
-        if self.crashed.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        self.plain.store(false, Ordering::SeqCst);
-        self.flow.shut(Gate::Stopping);
-        self.wake();
-        let me = self.me.clone();
-        let lease = self.core.silence(self.sub.lease);
-        self.core.timer.at(self.core.env.now() + lease, move || {
-            if let Some(me) = me.upgrade() {
-                me.lease_ended();
-            }
-        });
-        // Keeps the member until its leases have ended.
-        if let Some(me) = self.me.upgrade() {
-            self.core.dying.lock().push(me);
-        }
-    }
-
-    fn lease_ended(&self) {
-        let (topic, group) = self.seat();
-        if let Some(group) = group {
-            for (number, part) in topic.parts.iter().enumerate() {
-                let held = {
-                    let part = part.lock();
-                    part.groups.get(group.number).map(|g| g.held_positions(self.id)).unwrap_or_default()
-                };
-                for position in held {
-                    self.core.lost_by(self, &topic, &group, number, position);
-                }
-            }
-        }
-        self.leave();
-        self.core.dying.lock().retain(|m| m.id != self.id);
     }
 }
 

@@ -3,16 +3,14 @@
 #![allow(clippy::expect_used)]
 
 use mq_api::{
-    BrokerExt, ConsumerExt, DeadLetterPolicy, Failure, Message, MessageId, Result, RetryPolicy, Settled, Subscription,
+    Broker, BrokerExt, Consumer, ConsumerExt, DeadLetterPolicy, Failure, Message, MessageId, Result, RetryPolicy,
+    Settled, Subscription,
 };
 use mq_memory::{MemoryBroker, MemoryConfig, What};
+use std::sync::Arc;
 use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn broker() -> Result<MemoryBroker> {
-    MemoryBroker::new(MemoryConfig::recording())
-}
 
 fn workers() -> Subscription {
     let retry = RetryPolicy::attempts(2).delays([SECOND]).jitter(0.0).transient(SECOND, 60 * SECOND);
@@ -30,19 +28,34 @@ fn text(memory: &MemoryBroker) -> String {
     memory.trace().expect("it records").events().iter().map(|e| format!("{e}\n")).collect()
 }
 
-fn message() -> (MessageId, Message) {
-    let message = Message::new("x").id(MessageId::from("order-1"));
-    (message.id.clone(), message)
+/// A member that subscribes so, and one message that was sent to it.
+struct Scene {
+    memory: MemoryBroker,
+    broker: Arc<dyn Broker>,
+    consumer: Box<dyn Consumer>,
+    id: MessageId,
+}
+
+impl Scene {
+    async fn new(config: MemoryConfig, subscription: Subscription) -> Result<Self> {
+        let memory = MemoryBroker::new(config)?;
+        let broker = memory.connect();
+        let producer = broker.producer("t").await?;
+        let consumer = broker.subscribe(subscription).await?;
+        let message = Message::new("x").id(MessageId::from("order-1"));
+        let id = message.id.clone();
+        producer.send(message).await?;
+        Ok(Self { memory, broker, consumer, id })
+    }
+
+    async fn usual() -> Result<Self> {
+        Self::new(MemoryConfig::recording(), workers()).await
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_letter_shows_the_last_error() -> Result<()> {
-    let memory = broker()?;
-    let broker = memory.connect();
-    let producer = broker.producer("t").await?;
-    let mut consumer = broker.subscribe(workers()).await?;
-    let (id, message) = message();
-    producer.send(message).await?;
+    let Scene { memory, mut consumer, id, .. } = Scene::usual().await?;
     for error in ["no stock", "still no stock"] {
         consumer.recv().await?.expect("open").nack(error).await;
     }
@@ -58,12 +71,8 @@ async fn a_dead_letter_shows_the_last_error() -> Result<()> {
 
 #[tokio::test(start_paused = true)]
 async fn a_discard_shows_the_last_error() -> Result<()> {
-    let memory = broker()?;
-    let broker = memory.connect();
-    let producer = broker.producer("t").await?;
-    let mut consumer = broker.subscribe(workers().dead_letter(DeadLetterPolicy::Discard)).await?;
-    let (id, message) = message();
-    producer.send(message).await?;
+    let discarding = workers().dead_letter(DeadLetterPolicy::Discard);
+    let Scene { memory, mut consumer, id, .. } = Scene::new(MemoryConfig::recording(), discarding).await?;
     consumer.recv().await?.expect("open").nack(Failure::permanent("no such customer")).await;
     let error = Some("no such customer".to_owned());
     assert_eq!(of(&memory, &id), [What::Discarded { reason: "permanent".to_owned(), error }]);
@@ -72,12 +81,7 @@ async fn a_discard_shows_the_last_error() -> Result<()> {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_given_back_at_shutdown_is_shown() -> Result<()> {
-    let memory = broker()?;
-    let broker = memory.connect();
-    let producer = broker.producer("t").await?;
-    let mut consumer = broker.subscribe(workers()).await?;
-    let (id, message) = message();
-    producer.send(message).await?;
+    let Scene { memory, broker, mut consumer, id } = Scene::usual().await?;
     let held = consumer.recv().await?.expect("open");
     assert_eq!(broker.close(SECOND).await.given_back, 1);
     assert_eq!(of(&memory, &id), [What::Released]);
@@ -92,12 +96,7 @@ async fn a_settlement_that_came_too_late_shows_its_message() -> Result<()> {
     for history in [100, 0] {
         let mut config = MemoryConfig::recording();
         config.history = history;
-        let memory = MemoryBroker::new(config)?;
-        let broker = memory.connect();
-        let producer = broker.producer("t").await?;
-        let mut consumer = broker.subscribe(workers()).await?;
-        let (id, message) = message();
-        producer.send(message).await?;
+        let Scene { memory, mut consumer, id, .. } = Scene::new(config, workers()).await?;
         let late = consumer.recv().await?.expect("open");
         memory.lose_leases("m");
         consumer.recv().await?.expect("open").ack().await;
@@ -109,12 +108,7 @@ async fn a_settlement_that_came_too_late_shows_its_message() -> Result<()> {
 
 #[tokio::test(start_paused = true)]
 async fn a_transient_failure_shows_the_delay_that_was_used() -> Result<()> {
-    let memory = broker()?;
-    let broker = memory.connect();
-    let producer = broker.producer("t").await?;
-    let mut consumer = broker.subscribe(workers()).await?;
-    let (id, message) = message();
-    producer.send(message).await?;
+    let Scene { memory, mut consumer, id, .. } = Scene::usual().await?;
     let mut used = Vec::new();
     let mut held = consumer.recv().await?.expect("open");
     for _ in 0..4 {
@@ -138,12 +132,7 @@ async fn a_transient_failure_shows_the_delay_that_was_used() -> Result<()> {
 /// Another member, which is not paused, may take it as soon as it is due.
 #[tokio::test(start_paused = true)]
 async fn a_transient_failure_beside_another_member_shows_when_that_may_take_it() -> Result<()> {
-    let memory = broker()?;
-    let broker = memory.connect();
-    let producer = broker.producer("t").await?;
-    let mut consumer = broker.subscribe(workers()).await?;
-    let (id, message) = message();
-    producer.send(message).await?;
+    let Scene { memory, broker, mut consumer, id } = Scene::usual().await?;
     consumer.recv().await?.expect("open").nack(Failure::transient("down")).await;
     let held = consumer.recv().await?.expect("open");
     let mut other = broker.subscribe(workers().member("other")).await?;

@@ -135,13 +135,7 @@ pub(crate) fn entry(value: Value) -> Option<(Id, Fields)> {
 
 /// The fields of an entry.
 pub(crate) fn fields(value: Value) -> Option<Fields> {
-    let items = match value {
-        Value::Array(items) => items,
-        Value::Map(pairs) => {
-            return Some(Fields::Other(pairs.into_iter().map(|(k, v)| (owned(k), owned(v))).collect()));
-        }
-        _ => return None,
-    };
+    let items = list(value);
     let is = |at: usize, name: &str| matches!(&items[at], Value::BulkString(bytes) if bytes == name.as_bytes());
     match items.len() {
         2 if is(0, META) => {

@@ -140,8 +140,7 @@ impl Hub {
             .rsplit_once(':')
             .and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)))
             .ok_or_else(|| Error::new(ErrorKind::Other, format!("the Cluster named a node '{address}'")))?;
-        let (host, port) = self.options.reached((host, port));
-        Ok(self.address(host, port))
+        Ok(self.told(host, port))
     }
 
     async fn main_link(&self) -> Result<Link> {
@@ -221,8 +220,7 @@ impl Hub {
                     if let (Some(host), Some(port)) =
                         (parts.first().and_then(as_text), parts.get(1).and_then(as_int).and_then(|p| p.try_into().ok()))
                     {
-                        let (host, port) = self.options.reached((host.to_owned(), port));
-                        return Ok(self.address(host, port));
+                        return Ok(self.told(host.to_owned(), port));
                     }
                     let text = format!("the Sentinel at {node} knows no master '{name}'; check sentinel= of the URL");
                     failed = Some(Error::new(ErrorKind::Unavailable, text));
@@ -231,6 +229,12 @@ impl Hub {
             }
         }
         Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Config, "the URL names no Sentinel")))
+    }
+
+    /// The address of a server that another one named.
+    fn told(&self, host: String, port: u16) -> ConnectionAddr {
+        let (host, port) = self.options.reached((host, port));
+        self.address(host, port)
     }
 
     fn address(&self, host: String, port: u16) -> ConnectionAddr {

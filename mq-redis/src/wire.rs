@@ -340,9 +340,10 @@ pub(crate) fn from_blob(blob: Bytes) -> Message {
 #[cfg(test)]
 mod tests {
     use super::{base64, decode, encode, from_blob, from_fields, to_blob, to_plain};
-    use crate::answer::Fields;
+    use crate::answer::{Fields, fields};
     use bytes::Bytes;
     use mq_api::{ContentType, Message, MessageId};
+    use redis::Value;
     use std::time::{Duration, SystemTime};
 
     fn samples() -> Vec<Message> {
@@ -371,6 +372,19 @@ mod tests {
             assert_same(&message, &from_fields(ours, (1, 2)));
             assert_same(&message, &from_fields(Fields::Other(to_plain(&message)), (1, 2)));
             assert_same(&message, &from_blob(to_blob(&message).into()));
+        }
+    }
+
+    #[test]
+    fn fields_may_come_as_a_list_or_as_a_map() {
+        let mut meta = Vec::new();
+        let message = Message::new("x").key("k");
+        encode(&message, &mut meta);
+        let text = |bytes: &[u8]| Value::BulkString(bytes.to_vec());
+        let (meta, payload) = ((text(b"mq"), text(&meta)), (text(b"p"), text(b"x")));
+        let list = [&meta.0, &meta.1, &payload.0, &payload.1].map(Clone::clone).to_vec();
+        for reply in [Value::Array(list), Value::Map(vec![meta, payload])] {
+            assert_same(&message, &from_fields(fields(reply).unwrap(), (1, 2)));
         }
     }
 

@@ -6,7 +6,7 @@
 
 use mq_api::{Broker, Result, Topic, async_trait};
 use mq_conformance::{Clock, Environment, Factory, Hook, Lacking, Leftovers, Lines, OnServer, Site, World, on_server};
-use mq_testbed::{Kind, Road, Roads, Server};
+use mq_testbed::{Kind, Road, Roads, Server, ports_in};
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -140,7 +140,7 @@ fn text(value: &redis::Value) -> String {
 
 fn start(backend: &str) -> std::result::Result<OnServer, String> {
     let named = std::env::var(Kind::Redis.variable()).ok().filter(|url| !url.is_empty());
-    let (ports, own) = match named.as_deref().map(ports_in) {
+    let (ports, own) = match named.as_deref().map(|url| ports_in(Kind::Redis, url)) {
         Some(ports) if !ports.is_empty() => (ports, None),
         Some(_) => return Err(format!("{} names no port", Kind::Redis.variable())),
         None => {
@@ -158,12 +158,6 @@ fn start(backend: &str) -> std::result::Result<OnServer, String> {
     let factory: Arc<dyn Factory> = Arc::new(Redis { pubsub: backend == "redis-pubsub", ports: ports.clone() });
     let nodes = if ports.len() > 1 { format!(", Cluster of {}", ports.len()) } else { String::new() };
     Ok(OnServer { factory, server: format!("Redis {version}{nodes}"), own })
-}
-
-/// The ports in `redis://127.0.0.1:7001` or `redis+cluster://127.0.0.1:7001,127.0.0.1:7002/`.
-fn ports_in(url: &str) -> Vec<u16> {
-    let hosts = url.split_once("://").map_or(url, |(_, rest)| rest).split('/').next().unwrap_or_default();
-    hosts.split(',').filter_map(|host| host.rsplit(':').next()?.parse().ok()).collect()
 }
 
 fn main() -> ExitCode {

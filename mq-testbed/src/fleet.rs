@@ -215,6 +215,12 @@ fn hosts(kind: Kind, url: &str) -> Vec<String> {
     hosts.split(',').map(|host| if has_port(host) { host.to_owned() } else { format!("{host}:{usual}") }).collect()
 }
 
+/// The ports in a URL, one for each host it names.
+#[must_use]
+pub fn ports_in(kind: Kind, url: &str) -> Vec<u16> {
+    hosts(kind, url).iter().filter_map(|host| host.rsplit(':').next()?.parse().ok()).collect()
+}
+
 /// Whether the server of that URL does its work: the protocol's first words on this machine, else a connection.
 #[must_use]
 pub fn url_answers(kind: Kind, url: &str) -> bool {

@@ -41,13 +41,13 @@ pub use acl::{KafkaResource, kafka_allow};
 #[cfg(feature = "tls")]
 pub use certificates::{Certificates, Pair};
 pub use cluster::{Cluster, Formation};
-pub use fleet::{Entry, Fleet, Origin, Want, provide, url_answers};
+pub use fleet::{Entry, Fleet, Origin, Want, ports_in, provide, url_answers};
 pub use folders::{Folder, logs_in, records, root, sweep, target};
 pub use greet::answers;
 pub use install::{provide_for_build, shortage};
 pub use kafka::{KafkaMember, KafkaOptions, KafkaSecurity};
 pub use kind::Kind;
-pub use need::{missing, need, private, skip};
+pub use need::{in_ci, missing, need, private, skip};
 pub use ports::free_port;
 pub use postgres::PostgresOptions;
 pub use problem::{Problem, Result};

@@ -57,5 +57,11 @@ pub fn skip(reason: &str) {
         // A note that cannot be written is still on the test's output.
         let _ = writeln!(file, "{line}");
     }
-    assert!(std::env::var_os("CI").is_none(), "skipped in continuous integration: {line}");
+    assert!(!in_ci(), "skipped in continuous integration: {line}");
+}
+
+/// Whether this is a run of continuous integration, as its systems say by `CI`.
+#[must_use]
+pub fn in_ci() -> bool {
+    std::env::var_os("CI").is_some()
 }

@@ -16,6 +16,7 @@ mod deny;
 mod faults;
 mod features;
 mod guard;
+mod lots;
 mod planted;
 mod reports;
 mod run_report;

@@ -43,7 +43,7 @@ impl Step {
         let cargo = std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
         let step = Self::new("workspace", suite, cargo, args);
         // A machine that builds once gains nothing from incremental compilation and loses 9 GB of disk to it.
-        if std::env::var_os("CI").is_some() { step.env("CARGO_INCREMENTAL", "0") } else { step }
+        if mq_testbed::in_ci() { step.env("CARGO_INCREMENTAL", "0") } else { step }
     }
 
     /// A call of another command of this program.

@@ -9,7 +9,7 @@ use mq_testbed::{Fleet, Folder, Formation, Kind, Origin, Problem, Version, Want}
 
 use crate::run_report::{Left, Skips};
 use crate::steps::{Report, Step, abreast, in_turn, side_by_side};
-use crate::{Outcome, deny, faults, features, has_command};
+use crate::{Outcome, deny, faults, features, has_command, lots};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -205,7 +205,7 @@ impl Run {
 /// Unit, integration, compile-error and documentation tests, in lots.
 fn tests(everything: &[String], full: bool) -> Result<Vec<Step>, Problem> {
     let mut steps = Vec::new();
-    for (package, names) in features::lots()? {
+    for (package, names) in lots::lots()? {
         let suite = if package.is_empty() { "tests".to_owned() } else { format!("tests of {package}") };
         let mut step = Step::cargo(&suite, &["test", "--no-fail-fast"]).args(everything.iter().cloned());
         if package.is_empty() {
