@@ -119,6 +119,14 @@ impl Test {
         Ok(self.adopt(connection))
     }
 
+    /// A new connection whose handle the test alone has: nobody closes it.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub async fn connect_and_own(&self) -> Check<Connection> {
+        self.0.environment.connect().await.doing("connecting")
+    }
+
     /// Takes care of a connection that was made otherwise: it is closed at the end of the test.
     pub fn adopt(&self, connection: Connection) -> Connection {
         self.note(format_args!("{connection:?} made"));

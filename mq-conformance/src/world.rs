@@ -3,12 +3,12 @@
 //! counts and what is left open are the same for all.
 
 use crate::{Connection, Environment, Fired, Hook, Lacking, Leftovers, Pace, Record};
-use mq_api::{Broker, Feature, HealthState, Result, Source, Topic, async_trait};
+use mq_api::{Broker, Feature, HealthState, HealthWatch, Result, Source, Topic, async_trait};
 use mq_core::Hooks;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// What stands between one connection and the broker. A fault ends when its opposite, or another one, is asked for.
@@ -123,12 +123,15 @@ struct Laid<L> {
     line: Arc<L>,
     /// Laid while the broker was away for newcomers.
     late: bool,
-    broker: Option<Arc<dyn Broker>>,
+    broker: Option<(Weak<dyn Broker>, HealthWatch)>,
 }
 
 impl<L: Line> Laid<L> {
+    /// It was closed, or nobody has its handle any more.
     fn is_closed(&self) -> bool {
-        self.broker.as_ref().is_some_and(|b| b.health().current().state == HealthState::Closed)
+        self.broker
+            .as_ref()
+            .is_some_and(|(broker, health)| broker.strong_count() == 0 || health.current().state == HealthState::Closed)
     }
 }
 
@@ -227,7 +230,7 @@ impl<S: Site> World<S> {
         match made {
             Ok(broker) => {
                 if let Some(laid) = laid.get_mut(&number) {
-                    laid.broker = Some(broker.clone());
+                    laid.broker = Some((Arc::downgrade(&broker), broker.health()));
                 }
                 Ok(Connection { broker, number })
             }

@@ -1,6 +1,7 @@
 //! Broadcast subscriptions: a bounded queue per subscriber, oldest dropped and counted.
 
 use crate::member::Member;
+use crate::presence::Presence;
 use mq_api::{
     Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Event, Position, Result, Settle, SettleStart,
     Settled, Source, Stored, Ticket,
@@ -91,6 +92,7 @@ pub(crate) struct BroadcastConsumer {
     pub(crate) queues: Vec<Arc<Queue>>,
     pub(crate) control: ConsumerControl,
     pub(crate) next: usize,
+    pub(crate) _presence: Arc<Presence>,
 }
 
 impl BroadcastConsumer {

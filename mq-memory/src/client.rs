@@ -2,10 +2,11 @@
 
 use crate::admin::MemoryAdmin;
 use crate::broadcast::{BroadcastConsumer, Queue, Untracked};
-use crate::core::{Core, Holder};
+use crate::core::Core;
 use crate::driver::{CONNECT, MemoryDriver};
 use crate::fetch::MemoryConsumer;
 use crate::member::Member;
+use crate::presence::Presence;
 use crate::producer::MemoryProducer;
 use async_trait::async_trait;
 use mq_api::{
@@ -18,7 +19,6 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::runtime::Id;
 
 /// Tasks that were told to end have ended by then, wherever their runtime is driven: a close with a deadline of nothing waits
 /// for that.
@@ -26,13 +26,10 @@ const TASKS_END: Duration = Duration::from_secs(1);
 
 pub(crate) struct Client {
     pub(crate) core: Arc<Core>,
-    _hold: Arc<Holder>,
-    /// The runtimes in which it is used: the broker's clock runs in each.
-    runtimes: Mutex<Vec<Id>>,
+    /// Shared with what it makes.
+    presence: Arc<Presence>,
     health: HealthSetter,
     closed: AtomicBool,
-    /// It no longer counts as a client: apart from `closed`, since a close may be dropped midway and called again.
-    left: AtomicBool,
     members: Mutex<Vec<Weak<Member>>>,
     producers: Mutex<Vec<Weak<MemoryProducer>>>,
     /// With a fault plan: what goes through the engine.
@@ -43,37 +40,21 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
-        core.clients.fetch_add(1, Ordering::AcqRel);
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
-        let driver = core.faults.map(|plan| Arc::new(MemoryDriver { core: core.clone(), plan }));
-        let client = Arc::new(Self {
-            _hold: core.hold(),
+        let presence = Presence::new(&core);
+        let driver =
+            core.faults.map(|plan| Arc::new(MemoryDriver { core: core.clone(), plan, _presence: presence.clone() }));
+        Arc::new(Self {
+            presence,
             core,
-            runtimes: Mutex::default(),
             health,
             closed: AtomicBool::new(false),
-            left: AtomicBool::new(false),
             members: Mutex::default(),
             producers: Mutex::default(),
             driver,
             controls: Mutex::default(),
             senders: Mutex::default(),
-        });
-        client.be_here();
-        client
-    }
-
-    /// The broker's clock runs in this runtime from now on, as long as this client is there.
-    fn be_here(&self) {
-        let here = self.core.env.here().id();
-        let mut runtimes = self.runtimes.lock();
-        if self.left.load(Ordering::Acquire) || runtimes.contains(&here) {
-            return;
-        }
-        runtimes.push(here);
-        if let Some(run) = self.core.timer.host(here) {
-            self.core.env.spawn(run);
-        }
+        })
     }
 
     /// Members that run.
@@ -89,24 +70,14 @@ impl Client {
     /// The program died: nobody closes this connection.
     pub(crate) fn forsake(&self) {
         self.closed.store(true, Ordering::Release);
-        self.leave();
-    }
-
-    /// Counts as a client no more; says whether it was the last.
-    fn leave(&self) -> bool {
-        let mut runtimes = self.runtimes.lock();
-        if self.left.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        runtimes.drain(..).for_each(|runtime| self.core.timer.leave(runtime));
-        self.core.clients.fetch_sub(1, Ordering::AcqRel) == 1
+        self.presence.leave();
     }
 
     pub(crate) fn open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             true => Err(Error::closed("the broker")),
             false => {
-                self.be_here();
+                self.presence.be_here();
                 Ok(())
             }
         }
@@ -125,7 +96,7 @@ impl Client {
     fn group_consumer(&self, sub: Subscription, group: &mq_api::Group) -> Result<Box<dyn Consumer>> {
         let (member, consumer) = seat(&self.core, sub, group, true)?;
         self.members.lock().push(Arc::downgrade(&member));
-        Ok(Box::new(consumer))
+        Ok(Box::new(consumer.kept_by(self.presence.clone())))
     }
 
     fn broadcast_consumer(&self, sub: Subscription) -> Result<Box<dyn Consumer>> {
@@ -144,7 +115,7 @@ impl Client {
             queues.push(queue);
         }
         let control = ConsumerControl::new(member.clone());
-        Ok(Box::new(BroadcastConsumer { member, queues, control, next: 0 }))
+        Ok(Box::new(BroadcastConsumer { member, queues, control, next: 0, _presence: self.presence.clone() }))
     }
 }
 
@@ -227,7 +198,7 @@ impl Broker for Client {
             drop(senders);
             return Ok(producer);
         }
-        let producer = MemoryProducer::new(self.core.clone(), topic, spec);
+        let producer = MemoryProducer::new(self.core.clone(), topic, spec, Some(self.presence.clone()));
         let mut producers = self.producers.lock();
         producers.retain(|p| p.strong_count() > 0);
         producers.push(Arc::downgrade(&producer));
@@ -282,7 +253,7 @@ impl Broker for Client {
         producers.iter().for_each(|p| p.shut());
         self.health.set(HealthState::Closed, "", self.core.env.wall());
         let joined = std::pin::pin!(self.core.timer.started());
-        if self.leave() {
+        if self.presence.leave() {
             let until = until.max(env.after(TASKS_END));
             // A client that comes meanwhile has tasks of its own, which this one does not wait for.
             tokio::select! { biased;
@@ -293,11 +264,5 @@ impl Broker for Client {
             }
         }
         report
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.leave();
     }
 }

@@ -8,6 +8,7 @@ use crate::fetch::MemoryConsumer;
 use crate::group::Group;
 use crate::letter::carry;
 use crate::member::Member;
+use crate::presence::Presence;
 use crate::producer::MemoryProducer;
 use crate::take::Taken;
 use crate::topic::Topic;
@@ -27,6 +28,7 @@ use std::time::Duration;
 pub(crate) struct MemoryDriver {
     pub(crate) core: Arc<Core>,
     pub(crate) plan: FaultPlan,
+    pub(crate) _presence: Arc<Presence>,
 }
 
 fn cut() -> Error {
@@ -76,7 +78,7 @@ impl Driver for MemoryDriver {
         for group in &tx.spec.groups {
             topic.group(group, mq_api::Start::Oldest, false);
         }
-        let producer = MemoryProducer::new(self.core.clone(), topic, (*tx.spec).clone());
+        let producer = MemoryProducer::new(self.core.clone(), topic, (*tx.spec).clone(), None);
         let (core, plan) = (self.core.clone(), self.plan);
         Ok(Box::pin(async move {
             let mut batch = Vec::new();

@@ -5,6 +5,7 @@ use crate::lane::MemoryLane;
 use crate::member::Member;
 use crate::partition::Part;
 use crate::pending::Pending;
+use crate::presence::Presence;
 use crate::take::{Taken, Took, take_run, take_slow};
 use mq_api::{
     Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Guarantee, Position, Provisioning, Result,
@@ -30,6 +31,8 @@ pub(crate) struct MemoryConsumer {
     short: bool,
     /// For [`poll_next`](Consumer::poll_next) beside its hot path; always empty between calls.
     one: Deliveries,
+    /// Behind the engine's seam the driver has it.
+    _presence: Option<Arc<Presence>>,
 }
 
 /// Ready results in a row after which others get a turn.
@@ -40,7 +43,24 @@ impl MemoryConsumer {
         let control = ConsumerControl::new(member.clone());
         let short = !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
         let one = Deliveries::new();
-        Self { member, group, lanes: Vec::new(), control, version: 0, at: 0, budget: 0, suspect: None, short, one }
+        Self {
+            member,
+            group,
+            lanes: Vec::new(),
+            control,
+            version: 0,
+            at: 0,
+            budget: 0,
+            suspect: None,
+            short,
+            one,
+            _presence: None,
+        }
+    }
+
+    pub(crate) fn kept_by(mut self, presence: Arc<Presence>) -> Self {
+        self._presence = Some(presence);
+        self
     }
 
     /// The next lane has its turn; after the last comes the first.

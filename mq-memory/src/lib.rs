@@ -45,6 +45,7 @@ mod link;
 mod member;
 mod partition;
 mod pending;
+mod presence;
 mod producer;
 mod profile;
 mod take;

@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::partition::Part;
+use crate::presence::Presence;
 use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
@@ -29,13 +30,20 @@ pub(crate) struct MemoryProducer {
     /// Sends since one yielded.
     streak: AtomicU32,
     health: HealthSetter,
+    /// Behind the engine's seam the driver has it.
+    _presence: Option<Arc<Presence>>,
 }
 
 /// Ready results in a row after which others get a turn.
 const BUDGET: u32 = 128;
 
 impl MemoryProducer {
-    pub(crate) fn new(core: Arc<Core>, topic: Arc<Topic>, spec: ProducerSpec) -> Arc<Self> {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        topic: Arc<Topic>,
+        spec: ProducerSpec,
+        presence: Option<Arc<Presence>>,
+    ) -> Arc<Self> {
         core.env.notice_pause();
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
         let capabilities = &core.capabilities;
@@ -50,6 +58,7 @@ impl MemoryProducer {
             closed: AtomicBool::new(false),
             streak: AtomicU32::new(0),
             health,
+            _presence: presence,
         })
     }
 

@@ -92,3 +92,12 @@ impl Broker for FaultyBroker {
         self.inner.close(deadline).await
     }
 }
+
+impl Drop for FaultyBroker {
+    fn drop(&mut self) {
+        if self.is(Bug::DroppedHandleCloses) {
+            let inner = self.inner.clone();
+            tokio::spawn(async move { inner.close(Duration::ZERO).await });
+        }
+    }
+}

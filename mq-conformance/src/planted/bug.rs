@@ -47,6 +47,7 @@ bugs! {
     DeletesNothing "Deleting reports success and does nothing.";
     DeliverTwice "Every message is handed over twice.";
     DiscardKeeps "Discarding dead letters keeps them.";
+    DroppedHandleCloses "What a connection made ends when its handle is dropped.";
     DrainHurries "A close does not wait for deliveries in hand.";
     DropIsAck "Dropping a delivery acks it.";
     DropIsRelease "Dropping a delivery gives it back uncounted and at once.";

@@ -12,6 +12,7 @@ cases! {
     "6.4" p6_4_close_is_idempotent needs [] bugs [CloseLeaks];
     "6.4" p6_4_close_is_bounded_while_the_broker_is_away needs [Groups Settlement] bugs [CloseHangs] one;
     "6.4" p6_4_a_settlement_just_before_close_is_flushed needs [Groups Settlement] bugs [AckLost];
+    "6.4" p6_4_what_a_connection_made_outlives_its_handle needs [Groups Settlement] bugs [DroppedHandleCloses];
     "6.5" p6_5_nothing_blocks_the_runtime needs [] bugs [BlocksRuntime] one real alone;
     "6.6" p6_6_nothing_is_left_after_close needs [] bugs [TaskLeaks] one alone;
     "6.6" p6_6_nothing_is_left_after_a_broken_connection needs [] bugs [TaskLeaks] one alone;
@@ -145,6 +146,32 @@ async fn p6_4_a_settlement_just_before_close_is_flushed(t: Test) -> Check {
     second.stays_quiet().await?;
     t.ledger().exactly_once(GROUP, &labels)?;
     t.all_settled(&d, GROUP).await
+}
+
+/// Programs keep what they use, and let go of the handle it came from; only `close` ends what it made.
+async fn p6_4_what_a_connection_made_outlives_its_handle(t: Test) -> Check {
+    let c = t.connect_and_own().await?;
+    let sender = t.sender(&c).await?;
+    let mut member = t.member(&c, "a").await?;
+    drop(c);
+    sender.send("m").await?;
+    // Once with a delay: the clocks go on too.
+    let delay = t.pace().retry;
+    member.next().await?.nack_after(delay, "later").await;
+    let again = member.next().await?;
+    ensure_eq!(again.attempt(), 2, "attempt after a delay of {delay:?}");
+    again.ack_ok().await?;
+    member.stays_quiet().await?;
+    let report = member.close().await;
+    ensure!(report.is_clean(), "{report:?}");
+    member.has_ended().await?;
+    let report = sender.producer().close(t.pace().drain).await;
+    ensure!(report.is_clean(), "{report:?}");
+    drop((member, sender));
+    // Looking lets go of what the environment has of a connection that nobody has.
+    let left = t.env().leftovers().await;
+    ensure!(left.is_empty(), "left after all was closed and dropped: {left:?}");
+    t.ledger().between(GROUP, &["m".to_owned()], 2)
 }
 
 async fn p6_5_nothing_blocks_the_runtime(t: Test) -> Check {
