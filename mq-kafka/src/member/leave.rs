@@ -8,7 +8,37 @@ use crate::partition::Snapshot;
 use rdkafka::error::RDKafkaErrorCode as Code;
 use std::time::{Duration, Instant};
 
+/// One that closes while it joins waits this long until it is a member: before that there is nothing to leave, and the group
+/// would keep it for a session.
+const JOINING: Duration = Duration::from_secs(1);
+
 impl Member {
+    /// Waits for the answer of the commit that is under way.
+    pub(super) fn await_flight(&mut self, limit: Duration) {
+        let until = Instant::now() + limit;
+        while self.flight.is_some() {
+            match self.committer.next_within(until.saturating_duration_since(Instant::now())) {
+                Some(done) => self.on_done(done),
+                None => return,
+            }
+        }
+    }
+
+    fn await_joined(&mut self) {
+        let until = Instant::now() + JOINING;
+        while !self.joined && self.moving.is_none() && Instant::now() < until {
+            self.poll_main();
+            match self.ctx.next_change() {
+                Some(Change::Assign(list)) => {
+                    self.take_on(&list);
+                    self.joined = true;
+                }
+                Some(Change::Revoke { list, .. }) => self.unassign(&list),
+                None => std::thread::park_timeout(Duration::from_millis(5)),
+            }
+        }
+    }
+
     /// Commits what there is and leaves the group, within `limit`; whether the commit was confirmed. `clean`: nothing was lost.
     pub(crate) fn close(mut self, clean: bool, limit: Duration) -> bool {
         let until = Instant::now() + limit;
@@ -22,12 +52,7 @@ impl Member {
             self.partitions.clear();
         } else if clean {
             // One that is under way may be older: its answer first.
-            while self.flight.is_some() {
-                match self.committer.next_within(left()) {
-                    Some(done) => self.on_done(done),
-                    None => break,
-                }
-            }
+            self.await_flight(left());
             let mut partitions = std::mem::take(&mut self.partitions);
             let snapshots: Vec<Snapshot> = partitions.iter_mut().map(|p| p.snapshot(true)).collect();
             let marks: Vec<_> = snapshots.into_iter().map(|s| s.mark).collect();
@@ -63,6 +88,9 @@ impl Member {
         }
         // No answer is waited for any more, and what is asked of one that left is not answered.
         self.committer.give_up();
+        if !away {
+            self.await_joined();
+        }
         self.ctx.close();
         // A change that is not answered, each in its way, holds up the end of the consumer for good.
         match self.moving.take() {

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 /// A commit before a partition is given up is waited for this long: then the broker is away, and the new owner starts from
 /// the commit before.
 const LAST_COMMIT: Duration = Duration::from_secs(3);
+/// The answer of a commit that brought the news of a loss is here within this.
+const LOST_ANSWER: Duration = Duration::from_millis(50);
 /// How long what is in hand may hold back a partition that moves. Without order it is a courtesy: less is done twice.
 const GRACE: Duration = Duration::from_secs(10);
 /// Under `PerKey` ownership moves only when all that was taken has been handled; bounded by what the group waits.
@@ -172,8 +174,9 @@ impl Member {
             self.moving = Some(Moving::Draining { list, until });
             return;
         }
-        // Somebody else may own them already: nothing is written any more.
-        // What was on its way may have been written.
+        // Somebody else may own them already: nothing is written any more. What was on its way may have been, unless its answer,
+        // by which the loss may have become known, says that it was not.
+        self.await_flight(LOST_ANSWER);
         let flying: Vec<u32> =
             self.drop_flight().map(|f| f.snapshots.iter().map(|s| s.lane).collect()).unwrap_or_default();
         self.news.push(News::Unsure(flying));

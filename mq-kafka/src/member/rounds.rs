@@ -109,7 +109,7 @@ impl Member {
                 let lanes = flight.snapshots.iter().map(|s| s.lane).collect();
                 for snapshot in &flight.snapshots {
                     if let Some(partition) = self.by_lane(snapshot.lane) {
-                        partition.not_committed(snapshot);
+                        partition.not_committed(snapshot, !is_refusal(code));
                         if code == Code::OffsetMetadataTooLarge {
                             partition.without_metadata();
                         }
@@ -126,4 +126,9 @@ impl Member {
             }
         }
     }
+}
+
+/// Whether the coordinator says by this that it wrote nothing: the member is not, or no longer, the owner.
+fn is_refusal(code: Code) -> bool {
+    matches!(code, Code::UnknownMemberId | Code::IllegalGeneration | Code::FencedInstanceId | Code::RebalanceInProgress)
 }
