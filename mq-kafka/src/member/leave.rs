@@ -6,6 +6,7 @@ use crate::client::Change;
 use crate::commit::{Done, Job};
 use crate::partition::Snapshot;
 use rdkafka::error::RDKafkaErrorCode as Code;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// One that closes while it joins waits this long until it is a member: before that there is nothing to leave, and the group
@@ -104,22 +105,26 @@ impl Member {
                 Change::Revoke { list, .. } => self.unassign(&list),
             }
         }
-        let consumer = self.consumer.clone();
+        // The last hold on it, beside the committer's: its drop waits until it is closed.
+        let consumer = self.consumer;
         if consumer.close_queue().is_ok() {
             let closing = Instant::now() + if away { Duration::from_millis(100) } else { Duration::from_secs(3) };
             while !consumer.closed() && Instant::now() < closing {
                 let _ = consumer.poll(Duration::from_millis(10));
             }
         }
-        let ended = self.committer.end(if away { Duration::from_millis(50) } else { Duration::from_secs(2) });
+        let late = self.committer.end(if away { Duration::from_millis(50) } else { Duration::from_secs(2) });
         let left = consumer.closed();
-        tracing::debug!(topic = %self.topic, confirmed, ended, left, "closed");
-        if !left {
+        tracing::debug!(topic = %self.topic, confirmed, late = late.is_some(), left, "closed");
+        if !left || late.is_some() {
             // It waits for a request that is not answered, for as long as a session or a request may take. What was in hand is
-            // settled or given back; nobody has to wait for the rest.
-            let rest = std::thread::Builder::new().name("anymq-kafka-end".to_owned());
-            if let Err(error) = rest.spawn(move || drop(consumer)) {
-                tracing::warn!(%error, "no thread for the end of a consumer");
+            // settled or given back; nobody has to wait for the rest but the close of the connection, a while.
+            let rest = move || {
+                let _ = late.map(JoinHandle::join);
+                drop(consumer);
+            };
+            if let Err(error) = self.cluster.threads.spawn("anymq-kafka-end", rest) {
+                tracing::warn!(%error, "the end of a consumer is waited for");
             }
         }
         confirmed

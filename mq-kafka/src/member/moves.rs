@@ -1,7 +1,7 @@
 //! Changes of a member's assignment: new partitions start where the group is, leaving ones are drained, fenced and committed,
 //! while all others flow.
 
-use super::rounds::Flight;
+use super::rounds::{Flight, ONE_REQUEST};
 use super::{AGAIN, Member, News, Role};
 use crate::client::{Change, KEYED_MOVE};
 use crate::commit::{Job, Loaded, Place};
@@ -18,8 +18,6 @@ use std::time::{Duration, Instant};
 /// A commit before a partition is given up is waited for this long: then the broker is away, and the new owner starts from
 /// the commit before.
 const LAST_COMMIT: Duration = Duration::from_secs(3);
-/// The answer of a commit that brought the news of a loss is here within this.
-const LOST_ANSWER: Duration = Duration::from_millis(50);
 /// How long what is in hand may hold back a partition that moves. Without order it is a courtesy: less is done twice.
 const GRACE: Duration = Duration::from_secs(10);
 /// Under `PerKey` ownership moves only when all that was taken has been handled; bounded by what the group waits.
@@ -176,7 +174,7 @@ impl Member {
         }
         // Somebody else may own them already: nothing is written any more. What was on its way may have been, unless its answer,
         // by which the loss may have become known, says that it was not.
-        self.await_flight(LOST_ANSWER);
+        self.await_flight(ONE_REQUEST);
         let flying: Vec<u32> =
             self.drop_flight().map(|f| f.snapshots.iter().map(|s| s.lane).collect()).unwrap_or_default();
         self.news.push(News::Unsure(flying));
@@ -206,7 +204,7 @@ impl Member {
             return;
         }
         self.committer.ask(Job::Commit(snapshots.iter().map(|s| s.mark.clone()).collect()));
-        self.flight = Some(Flight { snapshots, last: true });
+        self.flight = Some(Flight::new(snapshots, true));
         self.moving = Some(Moving::Committing { list, until: Instant::now() + LAST_COMMIT });
     }
 
