@@ -22,7 +22,7 @@ const BATCH: usize = 256;
 pub(crate) async fn attach(cluster: Arc<Cluster>, session: Session) -> Result<Run> {
     let asked = session.clone();
     let consumer = cluster.blocking(move |cluster| prepare(cluster, &asked)).await?;
-    let (ended, _) = spawn("anymq-kafka", move || Ok(run(&consumer, &session)))?;
+    let (ended, _) = spawn(&cluster.threads, "anymq-kafka", move || Ok(run(&consumer, &session)))?;
     Ok(Box::pin(async move {
         ended.await.unwrap_or_else(|_| End::Lost(Error::new(ErrorKind::Other, "the broadcast thread panicked")))
     }))
@@ -40,10 +40,8 @@ fn prepare(cluster: &Cluster, session: &Session) -> Result<BaseConsumer<Ctx>> {
     let name = format!("anymq-broadcast-{}", session.member);
     let mut config = client::consumer(&cluster.settings, &name, sub.lease, false, &native);
     config.remove("group.instance.id");
-    let ctx = Ctx::default();
-    ctx.close();
     let consumer: BaseConsumer<Ctx> =
-        config.create_with_context(ctx).map_err(|e| fault::error("making the consumer", e))?;
+        config.create_with_context(Ctx::default()).map_err(|e| fault::error("making the consumer", e))?;
     let mut list = TopicPartitionList::with_capacity(partitions as usize);
     let mut gaps = Vec::new();
     for partition in 0..partitions {

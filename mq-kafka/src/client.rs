@@ -27,7 +27,7 @@ struct Told {
     changes: Mutex<VecDeque<Change>>,
     refused: Mutex<Option<(ErrorKind, String)>>,
     down: Mutex<Option<String>>,
-    closing: AtomicBool,
+    driven: AtomicBool,
 }
 
 /// What a client tells by call-back. Nothing here blocks: the driver acts later, from its own loop.
@@ -39,9 +39,15 @@ impl Ctx {
         self.0.changes.lock().pop_front()
     }
 
-    /// From now on revocations are answered at once: nobody drives any more.
+    /// From now on somebody acts on changes of the assignment. Before that they are answered at once: one that is dropped
+    /// before it was driven would wait for the answers for ever.
+    pub(crate) fn drive(&self) {
+        self.0.driven.store(true, Ordering::Release);
+    }
+
+    /// From now on nobody does any more.
     pub(crate) fn close(&self) {
-        self.0.closing.store(true, Ordering::Release);
+        self.0.driven.store(false, Ordering::Release);
     }
 
     /// Credentials, permissions or TLS that the broker refused.
@@ -115,7 +121,7 @@ impl ConsumerContext for Ctx {
     /// what is in hand can be finished while other partitions flow.
     fn rebalance(&self, consumer: &BaseConsumer<Self>, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
         let assigns = code == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
-        if self.0.closing.load(Ordering::Acquire) {
+        if !self.0.driven.load(Ordering::Acquire) {
             let _ = if assigns { consumer.incremental_assign(list) } else { consumer.incremental_unassign(list) };
             return;
         }

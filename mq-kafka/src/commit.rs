@@ -136,18 +136,21 @@ impl Committer {
         self.done.recv_timeout(limit).ok()
     }
 
-    /// Asks it to end; true if it did within `limit`. Else it ends by itself when its call returns.
-    pub(crate) fn end(mut self, limit: Duration) -> bool {
+    /// Asks it to end, and waits for that at most `limit`. Its thread, if it has not ended by then: it does when its call
+    /// returns.
+    pub(crate) fn end(mut self, limit: Duration) -> Option<JoinHandle<()>> {
         self.jobs = None;
         self.give_up();
         let until = Instant::now() + limit;
         while !self.thread.is_finished() {
             if Instant::now() >= until {
-                return false;
+                return Some(self.thread);
             }
             std::thread::park_timeout(Duration::from_millis(1));
         }
-        self.thread.join().is_ok()
+        // A panic of it was printed.
+        let _ = self.thread.join();
+        None
     }
 }
 

@@ -104,9 +104,11 @@ impl KafkaBroker {
             self.env.no_tasks().await;
         };
         // Clients that hang are left to themselves: they are on threads of their own.
-        let over = tokio::time::timeout(Duration::from_secs(2), over).await;
+        let limit = Duration::from_secs(2);
+        let (over, _) =
+            tokio::join!(tokio::time::timeout(limit, over), tokio::time::timeout(limit, self.cluster.threads.none()));
         let ended = self.env.shut_down(Duration::from_secs(1)).await;
-        u64::from(over.is_err()) + u64::from(!ended)
+        u64::from(over.is_err()) + self.cluster.threads.alive() + u64::from(!ended)
     }
 
     fn policy(&self) -> ConnectPolicy {

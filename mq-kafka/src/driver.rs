@@ -5,6 +5,7 @@ use crate::delay::{PARK, RetryTopics, retry_group};
 use crate::group::{self, group_id};
 use crate::member::{Member, Role};
 use crate::thread::Driver as Thread;
+use crate::threads::Threads;
 use crate::topology::{Cluster, Reading, Wanted};
 use crate::url::{Settings, native_options};
 use crate::{broadcast, fault, send, start};
@@ -63,7 +64,7 @@ impl Driver for Kafka {
         let (joined, has_joined) = oneshot::channel();
         let stop = session.stop.clone();
         let cluster = self.cluster.clone();
-        let (mut ended, driver) = spawn("anymq-kafka", move || {
+        let (mut ended, driver) = spawn(&self.cluster.threads, "anymq-kafka", move || {
             main.wake.set(std::thread::current()).ok();
             let topic = session.subscription.topic.shared_name();
             let mut members =
@@ -118,17 +119,17 @@ fn ended_early(end: Option<End>) -> Error {
 
 /// Runs a loop on a thread of its own; its end, and the thread to wake.
 pub(crate) fn spawn(
+    threads: &Threads,
     name: &str,
     work: impl FnOnce() -> Result<End> + Send + 'static,
 ) -> Result<(oneshot::Receiver<End>, std::thread::Thread)> {
     let (tell, ended) = oneshot::channel();
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+    let thread = threads.spawn(name, move || {
         let end = work().unwrap_or_else(End::Lost);
         // The session was given up.
         let _ = tell.send(end);
-    });
-    let thread = thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the subscription").with_source(e))?;
-    Ok((ended, thread.thread().clone()))
+    })?;
+    Ok((ended, thread))
 }
 
 /// A consumer that is joining its group.

@@ -9,13 +9,10 @@ use std::time::Duration;
 
 /// A client that reads and writes the offsets of a group. Blocks when it is dropped.
 pub(crate) fn visitor(cluster: &Cluster, group: &str, native: &[(String, String)]) -> Result<BaseConsumer<Ctx>> {
-    let ctx = Ctx::default();
-    // Its drop serves the final revocation: there is none, and nobody drives it.
-    ctx.close();
     let native: Vec<_> = native.iter().filter(|(name, _)| name.starts_with("socket.")).cloned().collect();
     let mut config = client::consumer(&cluster.settings, group, Duration::from_secs(45), false, &native);
     config.remove("group.instance.id");
-    config.create_with_context(ctx).map_err(|e| fault::error("making a client for the group", e))
+    config.create_with_context(Ctx::default()).map_err(|e| fault::error("making a client for the group", e))
 }
 
 /// Makes a group: commits where it starts, unless it has begun.

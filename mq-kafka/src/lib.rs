@@ -90,6 +90,7 @@ mod record;
 mod send;
 mod start;
 mod thread;
+mod threads;
 mod topology;
 mod url;
 mod wire;

@@ -325,10 +325,10 @@ impl Partition {
         snapshot.trials
     }
 
-    /// A commit failed: what it was to say has still to be said.
-    pub(crate) fn not_committed(&mut self, snapshot: &Snapshot) {
+    /// A commit failed: what it was to say has still to be said. `perhaps`: it may have been written all the same.
+    pub(crate) fn not_committed(&mut self, snapshot: &Snapshot, perhaps: bool) {
         self.dirty = true;
-        self.unsure = true;
+        self.unsure |= perhaps;
         self.wanted |= self.tracked && snapshot.horizon > self.horizon || !snapshot.trials.is_empty();
     }
 

@@ -3,6 +3,7 @@
 use crate::client::{self, Ctx};
 use crate::fault;
 use crate::ffi::{self, TopicId};
+use crate::threads::Threads;
 use crate::url::Settings;
 use mq_api::{Durability, Error, ErrorKind, Group, Provisioning, Result, Retention, Topic};
 use mq_core::{Env, Lane};
@@ -89,6 +90,7 @@ type Reader = (Arc<str>, String, String);
 pub(crate) struct Cluster {
     pub(crate) settings: Arc<Settings>,
     pub(crate) env: Env,
+    pub(crate) threads: Threads,
     looker: RwLock<Option<Arc<BaseConsumer<Ctx>>>>,
     ctx: Ctx,
     watched: Mutex<Vec<Weak<Watched>>>,
@@ -196,6 +198,7 @@ impl Cluster {
         Ok(Self {
             settings,
             env,
+            threads: Threads::default(),
             looker: RwLock::new(Some(Arc::new(looker))),
             ctx,
             watched: Mutex::default(),

@@ -85,7 +85,7 @@ fn partitions_are_spread_evenly_and_no_two_hold_one_key() {
 }
 
 #[test]
-#[ignore = "takes minutes and was not yet seen to pass; run with --ignored"]
+#[ignore = "long: takes a minute; run with --ignored"]
 fn twenty_clean_restarts_make_no_dead_letter() {
     let Some(server) = server() else { return };
     let url = format!("{}?min_session=1s", server.url());

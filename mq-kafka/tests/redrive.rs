@@ -1,4 +1,4 @@
-//! What is redriven to a group that keeps the order of keys. Needs MQ_TEST_KAFKA_URL.
+//! What is redriven to a group that keeps the order of keys.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod world;
@@ -9,7 +9,6 @@ use world::{World, within};
 
 /// A redriven message waits its turn behind what its key has in hand, and no other group or broadcast sees it.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "not yet seen to pass; run with --ignored"]
 async fn a_redriven_message_joins_the_line_of_its_key() {
     let Some(w) = World::new("redrive") else { return };
     let broker = w.connect().await;

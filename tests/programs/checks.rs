@@ -5,9 +5,7 @@ use mq_testbed::{Knock, Server};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const TASKS: usize = 1000;
-/// `max_in_flight` of the worker: what one that is killed held may be handled twice.
-pub(crate) const HELD: usize = 16;
+pub(crate) const TASKS: usize = 1000;
 /// Debug builds on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -59,20 +57,23 @@ pub(crate) fn two_workers_share_the_tasks(server: &Server, least: usize) {
     assert!(counts.values().all(|n| *n == 1), "{counts:?}");
 }
 
-/// One of two workers is killed, and the other handles the rest, at most `again` of them a second time.
-pub(crate) fn one_worker_is_killed(server: &Server, again: usize) {
+/// One of two workers is killed, and the other handles the rest, at most `again` of them a second time: asked when it is dead,
+/// of all that it handled.
+pub(crate) fn one_worker_is_killed(server: &Server, again: impl FnOnce(&[String]) -> usize) {
     let [anna, ben] = workers(&server.url());
     publish(&server.url());
     wait(PATIENCE, "a part of the tasks", || handled(&anna).len() >= 100);
     anna.knock(Knock::Kill);
     let _ = anna.ends(PATIENCE);
+    let again = again(&handled(&anna));
     wait(PATIENCE, "all tasks", || counts(&[&anna, &ben]).len() == TASKS);
     ben.knock(Knock::Interrupt);
     assert!(ben.ends(PATIENCE).success());
     assert!(handled(&anna).len() < TASKS, "it was killed too late to prove anything");
     let counts = counts(&[&anna, &ben]);
     let twice = counts.values().map(|n| n - 1).sum::<usize>();
-    assert!(twice <= again, "{twice} more than once");
+    eprintln!("{twice} more than once, where {again} may be");
+    assert!(twice <= again);
     let ids: BTreeSet<_> = (1..=TASKS).map(|n| format!("task-{n}")).collect();
     assert!(counts.into_keys().collect::<BTreeSet<_>>() == ids);
 }

@@ -1,6 +1,6 @@
 //! Twelve mistakes that a good team will still make, and five more. Each was found by an experiment on a real broker.
 
-use super::leases::die_with;
+use super::crashes::die_with;
 use crate::case::cases;
 use crate::{Check, Doing, GROUP, Stopwatch, Test, TestFailure, ensure, ensure_eq};
 use mq_api::{Envelope, Ordering, RetryPolicy, Settled};
@@ -26,7 +26,7 @@ async fn bug_01_neighbours_share_the_poisons_count(t: Test) -> Check {
     let sender = t.sender(&c).await?;
     let labels = sender.send_numbered(100).await?;
     // A large prefetch, one at a time in hand, and the process dies with one of them.
-    die_with(&t, "m50", &t.sub().max_in_flight(64), 12).await?;
+    die_with(&t, "m50", &t.sub().max_in_flight(64), 12, true).await?;
     let letters = t.dead_letters(&c, GROUP, 1).await?;
     ensure_eq!(letters[0].payload_bytes(), b"m50", "the one dead letter");
     for label in labels.iter().filter(|l| *l != "m50") {

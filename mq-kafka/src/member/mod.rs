@@ -89,6 +89,7 @@ impl Member {
     ) -> mq_api::Result<Self> {
         let driver = std::thread::current();
         let ctx = (**consumer.client().context()).clone();
+        ctx.drive();
         let letters = session.subscription.topic.dead_letters_of().is_some();
         let committer = Committer::start(consumer.clone(), driver.clone(), letters.then(|| cluster.clone()))?;
         Ok(Self {

@@ -1,7 +1,7 @@
 //! Changes of a member's assignment: new partitions start where the group is, leaving ones are drained, fenced and committed,
 //! while all others flow.
 
-use super::rounds::Flight;
+use super::rounds::{Flight, ONE_REQUEST};
 use super::{AGAIN, Member, News, Role};
 use crate::client::{Change, KEYED_MOVE};
 use crate::commit::{Job, Loaded, Place};
@@ -172,8 +172,9 @@ impl Member {
             self.moving = Some(Moving::Draining { list, until });
             return;
         }
-        // Somebody else may own them already: nothing is written any more.
-        // What was on its way may have been written.
+        // Somebody else may own them already: nothing is written any more. What was on its way may have been, unless its answer,
+        // by which the loss may have become known, says that it was not.
+        self.await_flight(ONE_REQUEST);
         let flying: Vec<u32> =
             self.drop_flight().map(|f| f.snapshots.iter().map(|s| s.lane).collect()).unwrap_or_default();
         self.news.push(News::Unsure(flying));
@@ -203,7 +204,7 @@ impl Member {
             return;
         }
         self.committer.ask(Job::Commit(snapshots.iter().map(|s| s.mark.clone()).collect()));
-        self.flight = Some(Flight { snapshots, last: true });
+        self.flight = Some(Flight::new(snapshots, true));
         self.moving = Some(Moving::Committing { list, until: Instant::now() + LAST_COMMIT });
     }
 

@@ -5,13 +5,34 @@ use crate::commit::Job;
 use crate::partition::Snapshot;
 use mq_api::{Error, ErrorKind};
 use rdkafka::error::RDKafkaErrorCode as Code;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A commit that is under way.
 pub(super) struct Flight {
     pub(super) snapshots: Vec<Snapshot>,
     pub(super) last: bool,
+    asked: Instant,
 }
+
+impl Flight {
+    /// One that is asked for now.
+    pub(super) fn new(snapshots: Vec<Snapshot>, last: bool) -> Self {
+        Self { snapshots, last, asked: Instant::now() }
+    }
+
+    /// Whether the coordinator says by this code that nothing was written: the member is not, or no longer, the owner.
+    fn is_refused(&self, code: Code) -> bool {
+        let refusal = matches!(
+            code,
+            Code::UnknownMemberId | Code::IllegalGeneration | Code::FencedInstanceId | Code::RebalanceInProgress
+        );
+        refusal && self.asked.elapsed() < ONE_REQUEST
+    }
+}
+
+/// An answer that comes within this is that of the only request. librdkafka makes one again 80 ms after its connection broke, at
+/// the earliest, and then a refusal says nothing of the first.
+pub(super) const ONE_REQUEST: Duration = Duration::from_millis(70);
 
 impl Member {
     /// Whether a commit should be made now.
@@ -75,7 +96,7 @@ impl Member {
             return;
         }
         self.committer.ask(Job::Commit(snapshots.iter().map(|s| s.mark.clone()).collect()));
-        self.flight = Some(Flight { snapshots, last: false });
+        self.flight = Some(Flight::new(snapshots, false));
     }
 
     pub(super) fn on_committed(&mut self, result: Option<Result<(), Code>>) {
@@ -107,9 +128,10 @@ impl Member {
             }
             Err(code) => {
                 let lanes = flight.snapshots.iter().map(|s| s.lane).collect();
+                let refused = flight.is_refused(code);
                 for snapshot in &flight.snapshots {
                     if let Some(partition) = self.by_lane(snapshot.lane) {
-                        partition.not_committed(snapshot);
+                        partition.not_committed(snapshot, !refused);
                         if code == Code::OffsetMetadataTooLarge {
                             partition.without_metadata();
                         }
