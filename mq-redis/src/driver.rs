@@ -50,11 +50,15 @@ impl Streams {
     pub(crate) async fn leave_names(&self) {
         let names = std::mem::take(&mut *self.names.lock());
         for name in names {
-            let Ok(link) = self.hub.link(&name.stream).await else { return };
-            let call = LEAVE.on(&[&name.stream, &name.tries]).arg(&name.group).arg(&name.member).arg("0");
-            // What is still pending keeps its name until it is taken over; the janitor removes it then.
-            if call.run(&link).await.is_err() {
-                return;
+            // A connection that broke unnoticed is found out by the first try.
+            for _ in 0..2 {
+                let Ok(link) = self.hub.link(&name.stream).await else { return };
+                // What is still pending keeps its name until it is taken over; the janitor removes it then.
+                let call = LEAVE.on(&[&name.stream, &name.tries]).arg(&name.group).arg(&name.member).arg("0");
+                match call.run(&link).await {
+                    Ok(_) => break,
+                    Err(error) => self.let_go(&link, &failure(error, "leaving a group")).await,
+                }
             }
         }
     }
