@@ -110,6 +110,7 @@ impl Hub {
             return Ok(link);
         }
         // A command on the key tells where it lives.
+        let mut broken = 0;
         for _ in 0..5 {
             match link.query(redis::cmd("EXISTS").arg(key)).await {
                 Ok(_) => {
@@ -123,11 +124,18 @@ impl Hub {
                     }
                     None => {
                         let error = failure(error, "looking for the topic's node");
-                        if mends(error.kind()) {
-                            // Nothing runs on it that would notice: without this it would be tried for ever.
-                            self.lost(&link).await;
+                        if !mends(error.kind()) {
+                            return Err(error);
                         }
-                        return Err(error);
+                        // Nothing runs on it that would have noticed, as when only one of several nodes is in use: without this
+                        // it would be tried for ever, and a topic whose own link is new would wait for another turn.
+                        self.lost(&link).await;
+                        // The first one asked, and the one it named.
+                        broken += 1;
+                        if broken > 2 {
+                            return Err(error);
+                        }
+                        link = self.main_link().await?;
                     }
                 },
             }

@@ -262,6 +262,26 @@ async fn topics_of_a_cluster_are_found_on_their_nodes() {
         broker.producer(format!("topic-{i}").as_str()).await.unwrap().send(Message::new("m")).await.unwrap();
     }
     close(broker).await;
+    // Also by a close right then, which would else leave the names of members behind. None of these lives on the first node.
+    let first: Vec<String> = ask(&mut conn(nodes[0].port), &["KEYS", "topic-*"]);
+    let broker = open(&format!("redis://127.0.0.1:{}", nodes[0].port)).await;
+    let mut members = Vec::new();
+    for topic in (0..12).map(|i| format!("topic-{i}")).filter(|topic| !first.contains(topic)) {
+        let group = mq_api::Subscription::group(topic.as_str(), "late").start(mq_api::Start::Latest);
+        members.push(broker.subscribe(group).await.unwrap());
+    }
+    for n in &nodes {
+        let _: i64 = ask(&mut conn(n.port), &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    }
+    let _ = broker.close(Duration::from_secs(5)).await;
+    assert!(!members.is_empty());
+    for n in &nodes[1..] {
+        let topics: Vec<String> = ask(&mut conn(n.port), &["KEYS", "topic-*"]);
+        for topic in topics {
+            let members: Vec<redis::Value> = ask(&mut conn(n.port), &["XINFO", "CONSUMERS", &topic, "late"]);
+            assert!(members.is_empty(), "{topic}: {members:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
