@@ -215,7 +215,10 @@ impl Member {
                         self.news.push(News::Gone(Error::new(ErrorKind::NotFound, text)));
                     }
                     Ok(false) => self.is_up(),
-                    Err(error) => tracing::debug!(%error, "looking whether the broker is back"),
+                    Err(error) => {
+                        tracing::debug!(%error, "looking whether the broker is back");
+                        self.ctx.remind(self.consumer.client(), &self.cluster.settings.brokers);
+                    }
                 }
             }
             Done::Low { partition, expected, low } => {
