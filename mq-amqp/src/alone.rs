@@ -3,10 +3,15 @@
 //! put into a queue of its own beside the group's (`…..alone`), confirmed, the original acknowledged, and that copy taken and
 //! handed over at once. Found there again and taken before, its consumer died with it alone. Only the engine's moment of
 //! handing over makes such a copy: a suspect that waits, or is given back cleanly, is never counted.
+//!
+//! A queue gives back what was taken for two more reasons, which say nothing of the message. A member may take the copy of
+//! another before that does, and die of its own. And when the broker or the network was away, every consumer lost what it held
+//! and lives on. In both cases the copy is written anew without its trial, before anybody holds it for long.
 
 use crate::connect::{Connections, Role, within};
 use crate::copies::{Copy, To};
 use crate::decode::{Arrived, decode};
+use crate::delay::millis;
 use crate::read::Reader;
 use crate::topology::{Declarer, short};
 use crate::url::QueueType;
@@ -16,6 +21,7 @@ use lapin::options::{BasicAckOptions, BasicGetOptions};
 use mq_api::{Position, Provisioning, Result, Stored};
 use mq_core::{Incoming, Token};
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -58,6 +64,9 @@ pub(crate) struct Alone {
     /// Copies that are being written, by their number.
     writing: HashMap<u64, Trial>,
     look: Instant,
+    /// When this program saw the broker away, in milliseconds since 1970: from its start to the begin of this session, unless
+    /// that is its first. What was recorded then came back for that reason, as far as anybody can tell.
+    outage: Range<u64>,
 }
 
 pub(crate) enum Event {
@@ -72,6 +81,7 @@ impl Alone {
         group_queue: &str,
         kind: QueueType,
         how: Provisioning,
+        outage: Range<u64>,
     ) -> Result<Self> {
         let name = queue(group_queue);
         let exists = match how {
@@ -94,6 +104,7 @@ impl Alone {
             waiting: VecDeque::new(),
             writing: HashMap::new(),
             look: Instant::now(),
+            outage,
         })
     }
 
@@ -137,7 +148,7 @@ impl Alone {
             notes.trials = notes.trials.saturating_sub(1);
         }
         let message = message?.message.clone();
-        Some(Copy { token: Token(tag, ALONE), to: To::Queue(self.name.clone()), message, notes })
+        Some(Copy { token: Token(tag, ALONE), to: To::Alone, message, notes })
     }
 
     /// A suspect is about to be handed over for the n-th time.
@@ -191,18 +202,33 @@ impl Alone {
     }
 }
 
-/// One that was found in the queue: its trials are those that were handed over.
-fn found(tag: u64, redelivered: bool, arrived: Arrived) -> Incoming {
+/// The number of a record: when it was made, so that an outage is known to have come later, and chance.
+fn number(now: u64, random: u64) -> u64 {
+    (now << CHANCE | random & ((1 << CHANCE) - 1)) & (u64::MAX >> 1)
+}
+
+const CHANCE: u32 = 22;
+
+/// What a copy that was found in the queue is.
+enum Found {
+    /// Its trials are those that were handed over.
+    Suspect(Incoming),
+    /// Its last trial did not take place, or ended with an outage: to be written anew without it.
+    Uncounted(Copy),
+}
+
+fn found(tag: u64, redelivered: bool, arrived: Arrived, outage: &Range<u64>) -> Found {
     let mut notes = arrived.notes;
-    if notes.armed.is_some() && !redelivered {
-        // Its member went before it took it.
+    if notes.armed.is_some_and(|armed| !redelivered || outage.contains(&(armed >> CHANCE))) {
+        notes.armed = None;
         notes.trials = notes.trials.saturating_sub(1);
+        return Found::Uncounted(Copy { token: Token(tag, ALONE), to: To::Alone, message: arrived.message, notes });
     }
     let mut incoming = Incoming::new(Token(tag, ALONE), Position::default(), arrived.message);
     incoming.takes = u32::MAX;
     incoming.trials = notes.trials;
     incoming.attempt = notes.attempt.max(1).saturating_add(notes.trials);
-    incoming
+    Found::Suspect(incoming)
 }
 
 /// Does what is next.
@@ -212,7 +238,8 @@ pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
         Event::Look => {
             alone.look = Instant::now() + LOOK;
             if let Some((tag, redelivered, arrived)) = alone.take().await? {
-                reader.lane.push([found(tag, redelivered, arrived)]);
+                let found = found(tag, redelivered, arrived, &alone.outage);
+                reader.sort_found([found]);
             }
         }
         Event::Try => {
@@ -226,14 +253,13 @@ pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
                 reader.session.settles.trial_recorded(trial.lane, trial.token);
                 return Ok(());
             };
-            let number = reader.session.env.random() >> 1 | 1;
+            let number = number(millis(reader.session.env.wall()), reader.session.env.random());
             let noted = match trial.token {
                 Token(tag, ALONE) => alone.held.get(&tag),
                 token => alone.notes.get(&token),
             };
             let notes = Notes { trials: trial.n, armed: Some(number), due: None, ..noted.copied().unwrap_or_default() };
-            let to = To::Queue(alone.name.clone());
-            let copy = Copy { token: trial.token, to, message, notes };
+            let copy = Copy { token: trial.token, to: To::Alone, message, notes };
             alone.writing.insert(number, trial);
             reader.start_copy(copy);
         }
@@ -256,7 +282,7 @@ pub(crate) async fn recorded(reader: &mut Reader, number: u64) -> Result<()> {
                 ours = Some(tag);
                 break;
             }
-            Some((tag, redelivered, arrived)) => others.push(found(tag, redelivered, arrived)),
+            Some((tag, redelivered, arrived)) => others.push(found(tag, redelivered, arrived, &alone.outage)),
             None => break,
         }
     }
@@ -268,6 +294,17 @@ pub(crate) async fn recorded(reader: &mut Reader, number: u64) -> Result<()> {
         None => reader.lane.lose(&[trial.token]),
     }
     reader.session.settles.trial_recorded(trial.lane, trial.token);
-    reader.lane.push(others);
+    reader.sort_found(others);
     Ok(())
+}
+
+impl Reader {
+    fn sort_found(&mut self, found: impl IntoIterator<Item = Found>) {
+        for one in found {
+            match one {
+                Found::Suspect(incoming) => self.lane.push([incoming]),
+                Found::Uncounted(copy) => self.start_copy(copy),
+            }
+        }
+    }
 }

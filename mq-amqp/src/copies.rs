@@ -20,8 +20,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 pub(crate) enum To {
     /// To the delay queue for this rest.
     Delay(Duration),
-    /// To this queue.
-    Queue(String),
+    /// To the group's queue.
+    Back,
+    /// To the queue of suspects.
+    Alone,
 }
 
 /// A copy to write for this delivery.
@@ -79,7 +81,8 @@ async fn serve(
         {
             let now = session.env.now();
             let (queue, step) = match &job.to {
-                To::Queue(queue) => (queue.clone(), None),
+                To::Back => (ladder.queue().to_owned(), None),
+                To::Alone => (crate::alone::queue(ladder.queue()), None),
                 To::Delay(rest) => {
                     let mut declarer = Declarer::new(connections, Role::Publish, Provisioning::Create);
                     match ladder.place(*rest, &mut declarer).await {

@@ -38,6 +38,11 @@ impl Ladder {
         Self { queue, made: Default::default() }
     }
 
+    /// The group's queue.
+    pub(crate) fn queue(&self) -> &str {
+        &self.queue
+    }
+
     /// All names a group may have.
     pub(crate) fn names(queue: &str) -> impl Iterator<Item = String> {
         LADDER.map(|length| delay_queue(queue, length)).into_iter()

@@ -9,6 +9,7 @@ use mq_core::{Driver, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSes
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// One client.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Amqp {
     /// How often the stream of a reader was made again, by its member.
     streams: Mutex<BTreeMap<Arc<str>, u32>>,
     pub(crate) cancels: Cancels,
+    /// When this program began to use the broker.
+    pub(crate) born: SystemTime,
 }
 
 /// Members whose consumer the broker cancelled, while connection and channel stayed: their queue was deleted. Where another
@@ -48,6 +51,7 @@ impl Amqp {
             groups: Mutex::default(),
             streams: Mutex::default(),
             cancels: Cancels::default(),
+            born: SystemTime::now(),
         }
     }
 

@@ -33,9 +33,8 @@ impl Reader {
                 // As a release: given back by the broker it would look like the victim of a crash.
                 let (exchange, key) = (delivery.exchange, delivery.routing_key);
                 let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
-                let to = To::Queue(self.queue.clone());
                 let (message, notes) = (arrived.message, arrived.notes);
-                self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
+                self.start_copy(Copy { token: Token(tag, MAIN), to: To::Back, message, notes });
                 continue;
             }
             self.frames.extend(self.tags.requeue(tag));

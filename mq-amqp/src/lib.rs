@@ -66,7 +66,8 @@
 //!
 //! What a dead member had comes again at once (a socket that broke), or after two heartbeats (a machine that vanished). A
 //! message that came back as often as the policy has attempts is handed over alone, and recorded before; when its consumer
-//! dies with it `crash_trials` times it is dead-lettered as `crash`. Quorum queues count how often a message came back;
+//! dies with it `crash_trials` times it is dead-lettered as `crash`. What a lost connection gave back is no death: a member
+//! that saw the broker away counts nothing that was recorded before. Quorum queues count how often a message came back;
 //! on classic ones it is copied with its count, which takes a second. Attempt numbers are at least: hand-overs
 //! that ended in a crash are counted only for suspects.
 //!

@@ -63,7 +63,11 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     // Suspects are handed over alone only where they can end in the dead letters.
     let tracked = sub.dead_letter != DeadLetterPolicy::Forever && !session.at_most_once();
     let alone = match tracked {
-        true => Some(Alone::open(&connections, &mut declarer, &queue, kind, sub.provisioning).await?),
+        true => {
+            let now = millis(session.env.wall());
+            let outage = if session.generation > 1 { millis(amqp.born)..now } else { now..now };
+            Some(Alone::open(&connections, &mut declarer, &queue, kind, sub.provisioning, outage).await?)
+        }
         false => None,
     };
     declarer.done().await;
@@ -92,7 +96,6 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         session,
         channel,
         fetch: Fetch::new(consumer),
-        queue,
         tags: Tags::default(),
         frames: Vec::new(),
         flush,
@@ -121,7 +124,6 @@ pub(crate) struct Reader {
     pub(crate) lane: Arc<Lane>,
     pub(crate) channel: Channel,
     pub(crate) fetch: Fetch,
-    pub(crate) queue: String,
     pub(crate) tags: Tags,
     pub(crate) frames: Vec<Frame>,
     pub(crate) flush: Flush,
@@ -275,8 +277,7 @@ impl Reader {
                 && let Some(notes) = alone.unmoved(other.token)
             {
                 // Given back by the broker it would look like the victim of a crash: a copy does not.
-                let to = To::Queue(self.queue.clone());
-                let copy = Copy { token: Token(tag, MAIN), to, message: message.message.clone(), notes };
+                let copy = Copy { token: Token(tag, MAIN), to: To::Back, message: message.message.clone(), notes };
                 self.start_copy(copy);
                 continue;
             }

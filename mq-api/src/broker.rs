@@ -6,6 +6,8 @@ use std::time::Duration;
 /// A connection to a broker. Object-safe; `anymq::connect` returns one behind an `Arc`.
 ///
 /// `producer("orders")` and `subscribe(..)` are in [`BrokerExt`](crate::BrokerExt).
+///
+/// Producers and consumers outlive the handle that made them: dropping it ends nothing, [`close`](Self::close) ends all it made.
 #[async_trait]
 pub trait Broker: Send + Sync {
     /// What this broker can do, as it is configured and as far as it is known now. Checked again at reconnect.

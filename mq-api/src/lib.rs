@@ -34,6 +34,7 @@ mod level;
 mod message;
 mod position;
 mod producer;
+mod retry;
 mod sending;
 mod settle;
 mod sink;
@@ -62,13 +63,11 @@ pub use level::Durability;
 pub use message::{ContentType, Message};
 pub use position::Position;
 pub use producer::{Producer, ProducerSpec, SendOptions};
+pub use retry::{DeadLetterPolicy, OnDeadLetter, RetryPolicy};
 pub use sending::{Receipt, SendResult, SendTable, Sending};
 pub use settle::{Disposition, Lost, Settle, SettleStart, Settled, Settling, Source};
 pub use sink::MessageSink;
-pub use subscription::{
-    DeadLetterPolicy, Guarantee, LONGEST, Mode, OnDeadLetter, Ordering, Provisioning, ReplayFrom, Retention,
-    RetryPolicy, Start, Subscription,
-};
+pub use subscription::{Guarantee, LONGEST, Mode, Ordering, Provisioning, ReplayFrom, Retention, Start, Subscription};
 pub use topic::{Group, Topic};
 pub use typed::{Typed, TypedDelivery, TypedProducer};
 

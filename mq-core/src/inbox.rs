@@ -21,7 +21,7 @@ struct State {
     ready: VecDeque<Run>,
     suspects: VecDeque<(Arc<Lane>, u64)>,
     deferred: VecDeque<(Arc<Lane>, u64, u32, u64)>,
-    /// The suspect in hand, or asked to be recorded.
+    /// The suspect in hand (`true`), asked to be recorded before, or settled without an answer yet.
     alone: Option<(Arc<Lane>, u64, bool)>,
     consumer: Option<Waker>,
     closed: bool,
@@ -230,7 +230,9 @@ impl Inbox {
         // A lane is never called with the inbox locked: lanes lock first.
         drop(st);
         if out_already {
-            if lane.is_in_hand(slot) {
+            // Until the broker has heard of its settlement: died of the next one before, the suspect would come back as if it had
+            // killed its consumer.
+            if lane.is_in_hand(slot) || lane.settles.poll_flushed(cx).is_pending() {
                 return Poll::Pending;
             }
             self.end_alone();

@@ -191,7 +191,7 @@ impl Core {
     }
 
     /// A member that held `position` died or lost its lease: it comes free, alone if it is suspected, and goes to the dead
-    /// letters when its consumers died with it alone often enough.
+    /// letters when its consumers died with it alone often enough. `lives`: the member lost its connection and is known to live.
     pub(crate) fn lost_by(
         &self,
         member: &Member,
@@ -199,6 +199,7 @@ impl Core {
         group: &Arc<Group>,
         number: usize,
         position: u64,
+        lives: bool,
     ) {
         let Some(shared) = topic.parts.get(number) else { return };
         let mut guard = shared.lock();
@@ -208,6 +209,9 @@ impl Core {
         let attempt = entry.attempt();
         let history = slot.history.entry(position).or_default();
         history.takes = history.takes.max(attempt);
+        if lives {
+            history.untried();
+        }
         let crashed = history.trials >= member.policy.crash_trials && member.suspect_at() != u32::MAX;
         if let Some(trace) = &self.trace {
             let id = part.log.get(position).and_then(|c| c.stored.as_ref()).map(|s| s.message.id.clone());
@@ -235,14 +239,14 @@ impl Core {
         group.assign_free();
     }
 
-    /// Takes away the lease of everything a member holds (a fault: it did not renew in time).
-    pub(crate) fn lose_leases(&self, member: &Member) -> usize {
+    /// Takes away the lease of everything a member holds: it did not renew in time, or, when it `lives`, lost its connection.
+    pub(crate) fn lose_leases(&self, member: &Member, lives: bool) -> usize {
         let (topic, Some(group)) = member.seat() else { return 0 };
         let mut n = 0;
         for (number, part) in topic.parts.iter().enumerate() {
             let held = part.lock().groups.get(group.number).map(|g| g.held_positions(member.id)).unwrap_or_default();
             for position in held {
-                self.lost_by(member, &topic, &group, number, position);
+                self.lost_by(member, &topic, &group, number, position, lives);
                 n += 1;
             }
         }

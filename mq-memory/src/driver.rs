@@ -255,7 +255,7 @@ impl Serving {
             lane.held(&mut held);
             lane.lose(&held);
         }
-        self.core.lose_leases(&self.member);
+        self.core.lose_leases(&self.member, false);
     }
 
     /// Taken and not pushed: was never handed over, so it does not count.
@@ -282,7 +282,7 @@ impl Serving {
     /// The connection is gone: what was handed over counts as taken, what was only buffered does not.
     fn lost(&mut self) {
         self.release(|slot| !slot.handed);
-        self.core.lose_leases(&self.member);
+        self.core.lose_leases(&self.member, true);
     }
 
     fn give_back(&mut self) -> End {

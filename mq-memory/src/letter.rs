@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::group::Group;
 use crate::member::Member;
 use crate::partition::{Part, Trimmed};
-use crate::pending::DELAYED;
+use crate::pending::{DELAYED, History};
 use crate::topic::Topic;
 use crate::trace::What;
 use mq_api::{Class, Envelope, Failure, GapCause, OnDeadLetter, Position, Reason, Settled, Source};
@@ -149,6 +149,7 @@ impl Letter<'_> {
             Settlement::Ack => finish(self.topic, self.group, part, self.position),
             Settlement::Release => {
                 self.trace(core, part, What::Released);
+                self.on_history(part, History::untried);
                 self.again(core, part, Duration::ZERO, self.attempt, None)
             }
             Settlement::Retry { after, attempt, cause } => {
@@ -158,6 +159,7 @@ impl Letter<'_> {
                     self.trace(core, part, What::Retried { after, error });
                 }
                 core.hooks.retried(&self.source(), attempt, after);
+                self.on_history(part, History::survived);
                 self.again(core, part, after, attempt, cause)
             }
             Settlement::Discard { reason, error } => {
@@ -172,6 +174,13 @@ impl Letter<'_> {
             Settlement::DeadLetter { reason, error, attempts } => {
                 self.dead_letter(core, part, reason, error.as_deref(), attempts)
             }
+        }
+    }
+
+    fn on_history(&self, part: &mut Part, change: impl FnOnce(&mut History)) {
+        let slot = part.groups.get_mut(self.group.number);
+        if let Some(history) = slot.and_then(|slot| slot.history.get_mut(&self.position)) {
+            change(history);
         }
     }
 

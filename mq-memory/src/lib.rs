@@ -198,7 +198,7 @@ impl MemoryBroker {
 
     /// A member loses the leases of everything it holds, as if it had not renewed them in time; says how many.
     pub fn lose_leases(&self, member: &str) -> usize {
-        self.member(member).map_or(0, |m| self.core.lose_leases(&m))
+        self.member(member).map_or(0, |m| self.core.lose_leases(&m, false))
     }
 
     /// Names of the members that run.

@@ -67,6 +67,18 @@ pub(crate) struct History {
     pub(crate) turn: u64,
 }
 
+impl History {
+    /// It is in hand alone, and goes back for a reason that says nothing of it.
+    pub(crate) fn untried(&mut self) {
+        self.trials = self.trials.saturating_sub(u32::from(self.suspect));
+    }
+
+    /// Whoever settles it did not die with it.
+    pub(crate) fn survived(&mut self) {
+        (self.takes, self.trials, self.suspect) = (0, 0, false);
+    }
+}
+
 /// One group in one partition.
 #[derive(Default)]
 pub(crate) struct GroupPart {

@@ -3,7 +3,7 @@
 use crate::answer::{Id, as_bytes, as_id, as_int, as_text, entry, failure, field, id_text, list};
 use crate::connect::{Hub, Link};
 use crate::keys::{GroupKeys, PARKED, meta, stream};
-use crate::scripts::RESET;
+use crate::scripts::{PLACE, RESET};
 use crate::topology::{has_group, look, make_group, prepare_topic, start_id};
 use crate::wire;
 use mq_api::{
@@ -15,7 +15,7 @@ use redis::{Cmd, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Entries counted one by one where the server does not know how many there are.
+/// Entries counted one by one, from either end, where the server does not know how many there are.
 const COUNTED: usize = 10_000;
 /// A member whose name was quiet for longer is taken for gone: a living one reads at least each second.
 const ALIVE: Duration = Duration::from_millis(2500);
@@ -60,29 +60,30 @@ impl StreamsAdmin {
     }
 
     /// Entries after the last one that the group was given.
-    async fn lag(&self, link: &Link, key: &str, group: &Value) -> Result<Count> {
-        let last = field(group, "last-delivered-id").and_then(as_id).unwrap_or((0, 0));
-        let info = self.ask(link, redis::cmd("XINFO").arg("STREAM").arg(key), "looking at the stream").await?;
-        let deleted = field(&info, "max-deleted-entry-id").and_then(as_id).unwrap_or((0, 0));
-        // The server's own number is right unless entries ahead of the group were deleted (redis #13337, #13957, #14257).
-        let lag = field(group, "lag").and_then(as_int).and_then(|n| u64::try_from(n).ok());
-        if let Some(lag) = lag.filter(|_| deleted <= last) {
-            return Ok(Count::Exact(lag));
+    async fn lag(&self, link: &Link, key: &str, name: &str, group: &Value) -> Result<Count> {
+        if link.facts.counts {
+            let last = field(group, "last-delivered-id").and_then(as_id).unwrap_or((0, 0));
+            let info = self.ask(link, redis::cmd("XINFO").arg("STREAM").arg(key), "looking at the stream").await?;
+            let deleted = field(&info, "max-deleted-entry-id").and_then(as_id).unwrap_or((0, 0));
+            // The server's own number is right unless entries ahead of the group were deleted (redis #13337, #13957, #14257).
+            let lag = field(group, "lag").and_then(as_int).and_then(|n| u64::try_from(n).ok());
+            if let Some(lag) = lag.filter(|_| deleted <= last) {
+                return Ok(Count::Exact(lag));
+            }
         }
-        let range = redis::cmd("XRANGE")
-            .arg(key)
-            .arg(format!("({}", id_text(last)))
-            .arg("+")
-            .arg("COUNT")
-            .arg(COUNTED + 1)
-            .take();
-        let found = list(self.ask(link, &range, "counting entries").await?).len();
-        Ok(if found > COUNTED { Count::AtLeast(found as u64) } else { Count::Exact(found as u64) })
+        let call = PLACE.on(&[key]).arg(name).arg(COUNTED.to_string()).arg("0");
+        let found = list(call.run(link).await.map_err(|e| failure(e, "counting entries"))?);
+        let number = |at: usize| found.get(at).and_then(as_int).and_then(|n| u64::try_from(n).ok());
+        Ok(match (number(0), number(1)) {
+            (Some(n), Some(1)) => Count::Exact(n),
+            (Some(n), _) => Count::AtLeast(n),
+            (None, _) => Count::Unknown,
+        })
     }
 
     async fn side_backlog(&self, link: &Link, keys: &GroupKeys, group: &str) -> Result<Option<[Count; 3]>> {
         let Some(found) = self.group_of(link, &keys.stream, group).await? else { return Ok(None) };
-        let lag = self.lag(link, &keys.stream, &found).await?;
+        let lag = self.lag(link, &keys.stream, group, &found).await?;
         let now = self.ask(link, &redis::cmd("TIME"), "asking for the time").await?;
         let now = list(now);
         let part = |at: usize| now.get(at).and_then(as_int).unwrap_or(0);
@@ -218,6 +219,8 @@ impl Admin for StreamsAdmin {
         };
         let again = keys.again(group.as_str());
         self.delete_keys(&link, &[&keys.due, &keys.tries, &keys.wake, &again.stream, &again.due, &again.tries]).await?;
+        let note = redis::cmd("HDEL").arg(meta(&keys.stream)).arg(format!("at:{group}")).take();
+        self.ask(&link, &note, "forgetting where the group stood").await?;
         Ok(was)
     }
 
@@ -227,7 +230,7 @@ impl Admin for StreamsAdmin {
         let start = start_id(to, keep, topic)?;
         let keys = GroupKeys::new(topic, group);
         let call = RESET
-            .on(&[&keys.stream, &keys.due, &keys.tries])
+            .on(&[&keys.stream, &keys.due, &keys.tries, &meta(&keys.stream)])
             .arg(group.as_str())
             .arg(&start)
             .arg(ALIVE.as_millis().to_string());

@@ -10,7 +10,7 @@ use crate::read::{client_id, read_loop};
 use crate::scripts::LEAVE;
 use crate::send;
 use crate::settle::{level, settle_loop};
-use crate::tend::{adopt, leave, note_place, tend_loop};
+use crate::tend::{adopt, correct, leave, note_place, tend_loop};
 use crate::topology::{check_dead_letters, has_group, make_group, prepare_topic, start_id};
 use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provisioning, Result, Subscription, Support};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
@@ -144,7 +144,11 @@ impl Streams {
             };
             member.gap(cause, None);
         }
+        let another = member.memory.lock().run != link.facts.run;
         member.memory.lock().run.clone_from(&link.facts.run);
+        if another && !link.facts.counts {
+            correct(&member).await?;
+        }
         member.memory.lock().seen = true;
         note_place(&member).await?;
         if generation > 1 || named {

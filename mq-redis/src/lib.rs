@@ -27,7 +27,10 @@
 //!
 //! Groups read with blocking `XREADGROUP` on a connection of their own, which is never cancelled. Where entries may be removed
 //! unread (log mode, streams of others) a script reads instead, woken by a blocking `XREAD` that takes nothing, and counts in the same
-//! step what went: the `Gap` says exactly how much a group missed, or no number if entries ahead of it were deleted one by one. Sends are pipelines of at most
+//! step what went: the `Gap` says exactly how much a group missed, or no number if entries ahead of it were deleted one by one. In a topic of ours that keeps what was not handled, a look each second
+//! compares what left the stream with what the library removed: entries that others removed unread are a `Gap`, with their number if
+//! the group had read nothing since the look before, else without one. Pending entries that were removed are counted when they
+//! are renewed or taken. Sends are pipelines of at most
 //! 500 `XADD`, four in flight. Broadcast reads the stream from its end, at most once. A confirmed send is at level `Disk` with
 //! `appendfsync always`, `Replicated` with `wait`, else `Memory`.
 //!
@@ -64,6 +67,8 @@
 //!
 //! No partitions and no order per key. Pub/Sub stores nothing: no groups, settling, retries, dead letters, replay or backlog. On a
 //! Cluster `PUBLISH` counts the receivers of one node. Settlements are not waited for with `WAIT`.
+//! With an append-only file, or after a failover, the server's own lag is not believed (Redis 7.0 restores it wrongly): entries are
+//! counted instead, up to 10,000 from either end of the stream, and a backlog deeper than that on both sides is `AtLeast`.
 
 mod admin;
 mod answer;

@@ -10,7 +10,7 @@ use mq_api::{Error, Event, Gap, GapCause, Position};
 use mq_core::{Incoming, Lane, Session, Token};
 use parking_lot::Mutex;
 use redis::{RedisError, Value};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,10 +27,35 @@ pub(crate) struct Memory {
     pub(crate) low: Option<String>,
     /// Number of the next hand-over of what was in the application's hands when a session was lost.
     pub(crate) attempts: HashMap<(usize, Token), u32>,
+    /// The last suspects that were recorded as handed over alone, with the number of the trial. While this process lives, it did
+    /// not die of them.
+    tried: VecDeque<(usize, Token, u32)>,
     /// The server's run, to tell a restart that lost everything from a deletion.
     pub(crate) run: Option<String>,
     /// The last position seen.
     pub(crate) last: Option<Position>,
+}
+
+/// A member has one suspect in hand; others may still come back that it settled without hearing the answer.
+const TRIED: usize = 256;
+
+impl Memory {
+    /// A suspect is recorded as handed over alone for the n-th time.
+    pub(crate) fn tried(&mut self, side: usize, token: Token, n: u32) {
+        self.tried.retain(|(at, known, _)| (*at, *known) != (side, token));
+        self.tried.push_back((side, token, n));
+        if self.tried.len() > TRIED {
+            self.tried.pop_front();
+        }
+    }
+
+    /// How many consumers died with an entry alone, of which so many trials are noted.
+    pub(crate) fn deaths(&self, side: usize, token: Token, noted: u32) -> u32 {
+        match self.tried.contains(&(side, token, noted)) {
+            true => noted.saturating_sub(1),
+            false => noted,
+        }
+    }
 }
 
 /// What is known of an entry that is no first delivery.
@@ -163,9 +188,10 @@ impl Member {
             let token = Token(id.0, id.1);
             let count = as_int(&parts[1]).and_then(|n| n.try_into().ok()).unwrap_or(1);
             let (attempt, trials) = notes(as_bytes(&parts[2]).unwrap_or_default());
-            let attempt = match self.memory.lock().attempts.remove(&(side, token)) {
-                Some(next) => next.max(attempt),
-                None => attempt,
+            let (attempt, trials) = {
+                let mut memory = self.memory.lock();
+                let next = memory.attempts.remove(&(side, token)).unwrap_or(1);
+                (next.max(attempt), memory.deaths(side, token, trials))
             };
             // The same process had it before: the former handle must be stale before there is another.
             self.sides[side].lane.lose(&[token]);
@@ -183,6 +209,21 @@ impl Member {
             // It came while the close began: nothing may stay buffered.
             lane.begin_drain();
         }
+    }
+
+    /// Where a side stands among the sides.
+    fn number_of(&self, side: &Side) -> usize {
+        self.sides.iter().position(|known| known.lane.id() == side.lane.id()).unwrap_or(0)
+    }
+
+    /// A suspect is recorded as handed over alone for the n-th time.
+    pub(crate) fn tried(&self, side: &Side, token: Token, n: u32) {
+        self.memory.lock().tried(self.number_of(side), token, n);
+    }
+
+    /// How many consumers died with an entry alone, as far as this one knows.
+    pub(crate) fn deaths(&self, side: &Side, token: Token) -> u32 {
+        self.memory.lock().deaths(self.number_of(side), token, side.known(token).trials)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -19,6 +19,9 @@ pub(crate) struct Facts {
     pub(crate) flushes: bool,
     /// The server's run: another one after a restart.
     pub(crate) run: Option<String>,
+    /// Whether its count of what a group has read can be trusted: it does not come from a file of commands, and not from another
+    /// server, neither of which has it in Redis 7.0.
+    pub(crate) counts: bool,
     /// What happens at the memory limit.
     pub(crate) eviction: Option<String>,
 }
@@ -66,6 +69,9 @@ pub(crate) async fn probe(conn: &MultiplexedConnection) -> Result<Facts> {
         persists,
         flushes,
         run: line(info, "run_id").map(str::to_owned),
+        counts: persists == Some(false)
+            && line(info, "role") == Some("master")
+            && line(info, "second_repl_offset") == Some("-1"),
         eviction: setting(&policy, "maxmemory-policy"),
     })
 }

@@ -4,7 +4,7 @@
 use crate::answer::{as_id, as_int, as_text, ends_session, failure, list, refused};
 use crate::connect::{Hub, Link};
 use crate::driver::mends;
-use crate::keys::GroupKeys;
+use crate::keys::{GroupKeys, meta};
 use crate::scripts::{SWEEP, TRIM};
 use crate::topology::{Keep, make_group, prepare_topic};
 use crate::wire;
@@ -344,7 +344,7 @@ impl Writer {
                 self.length = self.length.max(before);
             }
             if self.length + n > max {
-                let call = TRIM.on(&[&self.key]).arg("").arg("1");
+                let call = TRIM.on(&[&self.key, &meta(&self.key)]).arg("").arg("1");
                 call.run(&self.link).await.map_err(|e| failure(e, "removing what was handled"))?;
                 self.ask_length().await?;
                 self.sweep(n, max).await?;
@@ -368,7 +368,7 @@ impl Writer {
             if self.length + n <= max {
                 return Ok(());
             }
-            let call = SWEEP.on(&[&self.key]).arg(&self.swept).arg(SWEPT.to_string());
+            let call = SWEEP.on(&[&self.key, &meta(&self.key)]).arg(&self.swept).arg(SWEPT.to_string());
             let answer = call.run(&self.link).await.map_err(|e| failure(e, "removing what was handled"))?;
             let parts = list(answer);
             let removed = parts.first().and_then(as_int).and_then(|n| n.try_into().ok()).unwrap_or(0);

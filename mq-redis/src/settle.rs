@@ -138,13 +138,14 @@ fn operation(member: &Member, side: &Side, other: Other) -> Operation {
             op.kind = b'T';
             op.trials = *n;
             side.known.lock().insert(other.token, Known { trials: *n, ..known });
+            member.tried(side, other.token, *n);
             return op;
         }
         Carry::Settle(Settlement::Retry { after, attempt, .. }) => {
             // Settled in an orderly way: it does not always kill its consumer.
             (op.delay, op.attempt, op.trials) = (*after, *attempt, 0);
         }
-        Carry::Settle(Settlement::Release) => op.trials = 0,
+        Carry::Settle(Settlement::Release) => op.trials = member.deaths(side, other.token),
         Carry::Settle(Settlement::DeadLetter { .. }) => {
             op.kind = b'D';
             letter(member, &other, &mut op);

@@ -3,12 +3,13 @@
 //! nothing.
 
 use crate::answer::{as_int, as_text, list, write_id};
+use crate::keys::meta;
 use crate::member::{Member, Side};
-use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
+use crate::scripts::{ADOPT, LEAVE, PLACE, RENEW, TAKE, TRIM};
 use crate::settle::retry_stuck;
 use crate::topology::{Keep, has_group};
 use crate::wake::reading;
-use mq_api::Error;
+use mq_api::{Error, GapCause};
 use mq_core::Token;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -201,14 +202,30 @@ pub(crate) async fn adopt(member: &Member, died: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Notes what the group has settled, removes what all groups have, and looks whether there is a stream of redrive.
+/// Entries counted one by one to correct a counter.
+const COUNTED: usize = 10_000;
+
+/// Sets the server's count of what the group has read right, or says that it is not known: what others removed is counted by it.
+pub(crate) async fn correct(member: &Member) -> Result<(), Error> {
+    let call = PLACE.on(&[&member.sides[0].keys.stream]).arg(&member.group).arg(COUNTED.to_string()).arg("1");
+    call.run(&member.link).await.map(drop).map_err(|e| member.error(e, "counting what the group has read"))
+}
+
+/// Notes what the group has settled, removes what all groups have, tells what others removed unread, and looks whether there is a stream of redrive.
 pub(crate) async fn note_place(member: &Member) -> Result<(), Error> {
     let handled = matches!(member.keep, Keep::Handled { .. });
     let remove = handled && member.acked.swap(false, Ordering::Relaxed);
     let keys = &member.sides[0].keys;
-    let call = TRIM.on(&[&keys.stream]).arg(&member.group).arg(if remove { "1" } else { "0" });
+    let notes = meta(&keys.stream);
+    // Where entries may go unread, each read counts what went.
+    let looked_at: &[&str] = if handled { &[&keys.stream, &notes] } else { &[&keys.stream] };
+    let call = TRIM.on(looked_at).arg(&member.group).arg(if remove { "1" } else { "0" });
     let answer = call.run(&member.link).await.map_err(|e| member.error(e, "noting the group's place"))?;
     let parts = list(answer);
+    match parts.get(3).and_then(as_int) {
+        None | Some(0) => {}
+        Some(lost) => member.gap(GapCause::Retention, u64::try_from(lost).ok()),
+    }
     if let Some(low) = parts.get(2).and_then(as_text).filter(|low| !low.is_empty()) {
         member.memory.lock().low = Some(low.to_owned());
     }
@@ -238,6 +255,8 @@ async fn leave_names(member: &Member, side: &Side, me: &str, old: Duration) -> R
 
 /// Removes this member's name, unless it still holds something.
 pub(crate) async fn leave(member: &Member) -> Result<(), Error> {
+    // While nobody reads, what is removed is counted from where the group stands now.
+    note_place(member).await?;
     for side in member.live_sides() {
         leave_names(member, side, &member.me, Duration::ZERO).await?;
     }

@@ -154,10 +154,16 @@ fn start(backend: &str) -> std::result::Result<OnServer, String> {
     }
     let mut raw = raw(ports[0]);
     let info: String = redis::cmd("INFO").arg("server").query(&mut raw).unwrap_or_default();
-    let version = info.lines().find_map(|l| l.strip_prefix("redis_version:")).unwrap_or("?").trim().to_owned();
+    // Valkey gives the number of the Redis that it is compatible with too.
+    let line =
+        |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(|version| version.trim().to_owned());
+    let version = match (line("valkey_version:"), line("redis_version:")) {
+        (Some(version), _) => format!("Valkey {version}"),
+        (None, version) => format!("Redis {}", version.as_deref().unwrap_or("?")),
+    };
     let factory: Arc<dyn Factory> = Arc::new(Redis { pubsub: backend == "redis-pubsub", ports: ports.clone() });
     let nodes = if ports.len() > 1 { format!(", Cluster of {}", ports.len()) } else { String::new() };
-    Ok(OnServer { factory, server: format!("Redis {version}{nodes}"), own })
+    Ok(OnServer { factory, server: format!("{version}{nodes}"), own })
 }
 
 fn main() -> ExitCode {

@@ -1,8 +1,8 @@
-//! Section 4, second half: ownership in time, staleness, crashes and poison.
+//! Section 4, second half: ownership in time, and what comes too late.
 
 use crate::case::cases;
-use crate::{Check, Clock, Connection, Doing, GROUP, Got, Member, Stopwatch, Test, TestFailure, ensure, ensure_eq};
-use mq_api::{AttemptCounts, Disposition, Envelope, Reason, RetryPolicy, Settled, Subscription};
+use crate::{Check, Clock, Connection, GROUP, Got, Member, Stopwatch, Test, ensure, ensure_eq};
+use mq_api::{Disposition, Envelope, Reason, Settled, Subscription};
 use std::time::Duration;
 
 cases! {
@@ -14,11 +14,6 @@ cases! {
     "4.6" p4_6_lost_ownership_fires_the_token needs [Groups Settlement Retry] bugs [LostSilent] one;
     "4.7" p4_7_a_dead_members_deliveries_reach_another_in_time needs [Groups Settlement] bugs [CrashIsNone];
     "4.7" p4_7_and_not_before_its_lease_ran_out needs [Groups Settlement] bugs [LeaseNotRenewed] one;
-    "4.8" p4_8_a_message_that_kills_its_consumer_is_dead_lettered needs [Groups Settlement Retry DeadLetters] bugs [CrashIsNone CrashTrialsIgnored] one;
-    "4.8" p4_8_poison_neighbours_are_innocent needs [Groups Settlement Retry DeadLetters] bugs [NeighboursBlamed] one;
-    "4.8" p4_8_clean_stops_and_releases_never_count needs [Groups Settlement Retry DeadLetters] bugs [ReleaseCounts];
-    "4.8" p4_8_what_was_never_handed_over_is_never_dead_lettered needs [Groups Settlement Retry DeadLetters] bugs [NeighboursBlamed] one;
-    "4.9" p4_9_a_crash_is_counted_as_the_capabilities_say needs [Groups Settlement Retry] bugs [AttemptStuck] one;
 }
 
 /// A delivery of a frozen member that another member has by now.
@@ -205,140 +200,4 @@ async fn p4_7_and_not_before_its_lease_ran_out(t: Test) -> Check {
     held.ack_ok().await?;
     second.stays_quiet().await?;
     t.ledger().exactly_once(GROUP, ["m"])
-}
-
-/// Members come, take what they get one at a time, and die with `poison`, until all else is done. Says how many died.
-pub(super) async fn die_with(t: &Test, poison: &str, sub: &Subscription, most: usize) -> Check<usize> {
-    for life in 0..most {
-        let c = t.connect().await?;
-        let mut member = t.member_with(&c, &format!("life{life}"), sub.clone()).await?;
-        let limit = c.broker.capabilities().takeover_bound(sub.lease) + t.pace().quiet;
-        let mut died = false;
-        while let Some(got) = member.next_within(limit).await? {
-            if got.label == poison {
-                t.crash(&c).await?;
-                drop(got);
-                died = true;
-                break;
-            }
-            got.ack().await;
-        }
-        if !died {
-            member.close().await;
-            return Ok(life);
-        }
-    }
-    Err(TestFailure::new(format!("{poison} killed {most} members and is still handed out")))
-}
-
-async fn p4_8_a_message_that_kills_its_consumer_is_dead_lettered(t: Test) -> Check {
-    let c = t.connect().await?;
-    let sender = t.sender(&c).await?;
-    sender.send("poison").await?;
-    let sub = t.sub().crash_trials(2);
-    let lives = die_with(&t, "poison", &sub, 12).await?;
-    let attempts = t.ledger().attempts(GROUP, "poison");
-    t.note(format_args!("{lives} died; attempts {attempts:?}"));
-    // At most max_attempts takes until it is a suspect, then `crash_trials` alone.
-    ensure!((2..=5).contains(&lives), "{lives} members died of one message; 3 attempts and 2 trials are allowed");
-    match c.broker.capabilities().attempts {
-        AttemptCounts::Exact => ensure!(attempts.is_sorted_by(|a, b| a < b), "attempts do not rise: {attempts:?}"),
-        // A hand-over that ended in a crash may be missed; none is counted twice, and none forgotten again.
-        AttemptCounts::AtLeast => ensure!(attempts.is_sorted(), "attempts fall: {attempts:?}"),
-    }
-    let letters = t.dead_letters(&c, GROUP, 1).await?;
-    let envelope = Envelope::read(&letters[0].headers);
-    ensure_eq!(envelope.map(|e| e.reason), Some(Reason::Crash), "reason");
-    t.all_settled(&c, GROUP).await
-}
-
-async fn p4_8_poison_neighbours_are_innocent(t: Test) -> Check {
-    let c = t.connect().await?;
-    let sender = t.sender(&c).await?;
-    let mut labels = sender.send_numbered(10).await?;
-    sender.send("poison").await?;
-    for n in 10..20 {
-        labels.push(format!("m{n}"));
-        sender.send(&format!("m{n}")).await?;
-    }
-    die_with(&t, "poison", &t.sub().max_in_flight(32), 12).await?;
-    let letters = t.dead_letters(&c, GROUP, 1).await?;
-    ensure_eq!(letters[0].payload_bytes(), b"poison", "the one dead letter");
-    let missing: Vec<_> = labels.iter().filter(|l| t.ledger().attempts(GROUP, l).is_empty()).collect();
-    ensure!(missing.is_empty(), "{missing:?} were never handed over");
-    t.all_settled(&c, GROUP).await
-}
-
-async fn p4_8_clean_stops_and_releases_never_count(t: Test) -> Check {
-    let c = t.connect().await?;
-    let sender = t.sender(&c).await?;
-    let labels = sender.send_numbered(t.pace().some).await?;
-    // Twenty clean restarts, each with a delivery in hand that is released, and others prefetched.
-    for round in 0..20 {
-        let mut member = t.member(&c, &format!("round{round}")).await?;
-        let got = member.next().await?;
-        ensure_eq!(got.attempt(), 1, "attempt of {} after {round} clean restarts", got.label);
-        got.release().await;
-        let report = member.close().await;
-        ensure!(report.is_clean(), "closing an idle member: {report:?}");
-    }
-    let mut member = t.member(&c, "last").await?;
-    for _ in &labels {
-        let got = member.next().await?;
-        ensure_eq!(got.attempt(), 1, "attempt of {} in the end", got.label);
-        got.ack_ok().await?;
-    }
-    member.stays_quiet().await?;
-    t.dead_letters(&c, GROUP, 0).await?;
-    t.all_settled(&c, GROUP).await
-}
-
-async fn p4_8_what_was_never_handed_over_is_never_dead_lettered(t: Test) -> Check {
-    let c = t.connect().await?;
-    let sender = t.sender(&c).await?;
-    let labels = sender.send_numbered(t.pace().some).await?;
-    // Many members die right after they subscribed: whatever they prefetched, nobody was handed anything.
-    for life in 0..8 {
-        let d = t.connect().await?;
-        let member = t.member_with(&d, &format!("life{life}"), t.sub().crash_trials(1)).await?;
-        t.elapse(t.pace().retry).await;
-        t.crash(&d).await?;
-        drop(member);
-        t.elapse(d.broker.capabilities().takeover_bound(t.pace().lease)).await;
-    }
-    let mut member = t.member(&c, "survivor").await?;
-    let mut attempts = Vec::new();
-    for _ in &labels {
-        let got = member.next().await?;
-        attempts.push(got.attempt());
-        got.ack_ok().await?;
-    }
-    t.dead_letters(&c, GROUP, 0).await?;
-    if c.broker.capabilities().attempts == AttemptCounts::Exact {
-        ensure!(attempts.iter().all(|a| *a == 1), "attempts of what nobody was handed: {attempts:?}");
-    }
-    t.all_settled(&c, GROUP).await
-}
-
-async fn p4_9_a_crash_is_counted_as_the_capabilities_say(t: Test) -> Check {
-    let (c, d) = (t.connect().await?, t.connect().await?);
-    let sender = t.sender(&d).await?;
-    let policy = RetryPolicy::attempts(5).delays([Duration::ZERO]);
-    let mut first = t.member_with(&c, "a", t.sub().retry(policy.clone())).await?;
-    sender.send("m").await?;
-    first.next().await?.nack("once").await;
-    let held = first.next().await?;
-    ensure_eq!(held.attempt(), 2, "attempt before the crash");
-    t.crash(&c).await?;
-    drop(held);
-    let mut second = t.member_with(&d, "b", t.sub().retry(policy)).await?;
-    let got = second.next().await?;
-    match d.broker.capabilities().attempts {
-        AttemptCounts::Exact => ensure_eq!(got.attempt(), 3, "attempt after one failure and one crash"),
-        // `At least` may miss the hand-over that crashed, never one that was settled.
-        AttemptCounts::AtLeast => ensure!((2..=3).contains(&got.attempt()), "attempt {}", got.attempt()),
-    }
-    got.ack_ok().await?;
-    first.close_within(Duration::ZERO).await;
-    t.all_settled(&d, GROUP).await.doing("after a crash")
 }

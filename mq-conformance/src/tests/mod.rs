@@ -7,6 +7,7 @@ mod bugs_of_answers;
 mod capabilities;
 mod closing;
 mod configuration;
+mod crashes;
 mod dead_letters;
 mod leases;
 mod nacking;
@@ -36,6 +37,7 @@ pub fn all() -> Vec<Case> {
         settling::CASES,
         nacking::CASES,
         leases::CASES,
+        crashes::CASES,
         dead_letters::CASES,
         redriving::CASES,
         alive::CASES,

@@ -93,9 +93,11 @@ fn run(ops: Vec<Op>, mechanics_of: u8, keyed: bool) -> Result<(), TestCaseError>
     let hand_out = |hands: &mut Vec<Delivery>, max: usize, cx: &mut Context<'_>| {
         let mut batch = Deliveries::new();
         let _ = bench.shared.inbox.poll_hand_out(cx, max, &mut batch, Instant::now());
-        // Suspects wait for their trial.
+        // Suspects wait for their trial, and others until the settlement of a suspect is confirmed.
         let mut plan = crate::Plan::default();
-        let _ = bench.settles.poll_take(cx, &mut plan);
+        if bench.settles.poll_take(cx, &mut plan).is_ready() {
+            bench.settles.confirm(plan.upto, []);
+        }
         for other in plan.others {
             if let crate::Carry::Trial(_) = other.how {
                 bench.settles.trial_recorded(other.lane, other.token);

@@ -190,12 +190,15 @@ fn a_suspect_is_alone_while_others_settle() {
         let driver = bench.settles.clone();
         let driver = thread::spawn(move || {
             let mut plan = Plan::default();
+            // Until it has confirmed the suspect's settlement: nothing else goes out before.
             loop {
                 block_on(driver.take(&mut plan));
+                let over = plan.acks.drain(..).any(|ack| ack.token == Token(1, 0));
                 driver.confirm(plan.upto, []);
-                plan.acks.clear();
                 if let Some(other) = plan.others.pop() {
                     driver.trial_recorded(other.lane, other.token);
+                }
+                if over {
                     return;
                 }
             }

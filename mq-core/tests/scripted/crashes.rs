@@ -85,6 +85,26 @@ async fn a_suspect_waits_for_empty_hands_and_nothing_goes_out_beside_it() {
     assert_eq!(consumer.control().in_flight(), 0);
 }
 
+/// The next could kill the process before the broker has heard of the settlement: the suspect would be blamed for it.
+#[tokio::test(start_paused = true)]
+async fn what_comes_after_a_suspect_waits_until_the_broker_has_its_settlement() {
+    let rig = Rig::new();
+    suspects(&rig, &["s", "t", "a"], &["s", "t"]).await;
+    let mut consumer = rig.reader(sub()).await;
+    let mut ids = Vec::new();
+    for settled in 0..3 {
+        rig.script.set_settle_delay(secs(0));
+        let next = tokio::time::timeout(secs(9), consumer.recv()).await.expect("goes on").unwrap().unwrap();
+        assert_eq!(rig.toy.counts().0, settled, "handed over before the one before it was settled");
+        ids.push(next.id.to_string());
+        rig.script.set_settle_delay(secs(5));
+        // Nobody awaits it.
+        drop(next.ack());
+        assert!(tokio::time::timeout(secs(4), consumer.recv()).await.is_err(), "the broker has not heard of it");
+    }
+    assert_eq!(ids, ["s", "t", "a"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_suspect_that_is_released_stays_one_and_is_not_forgotten() {
     let rig = Rig::new();

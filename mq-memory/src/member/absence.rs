@@ -13,7 +13,7 @@ impl Member {
         *self.away.lock() = Some(reason.to_owned());
         self.flow.shut(Gate::Away);
         let (topic, group) = self.seat();
-        self.core.lose_leases(self);
+        self.core.lose_leases(self, true);
         match group {
             Some(group) => {
                 group.leave(self.id);
@@ -71,7 +71,7 @@ impl Member {
             if me.freezes.load(Ordering::Relaxed) != number {
                 return;
             }
-            me.core.lose_leases(&me);
+            me.core.lose_leases(&me, false);
             if let (_, Some(group)) = me.seat() {
                 group.leave(me.id);
             }
@@ -116,7 +116,7 @@ impl Member {
                     part.groups.get(group.number).map(|g| g.held_positions(self.id)).unwrap_or_default()
                 };
                 for position in held {
-                    self.core.lost_by(self, &topic, &group, number, position);
+                    self.core.lost_by(self, &topic, &group, number, position, false);
                 }
             }
         }

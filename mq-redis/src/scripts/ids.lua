@@ -38,3 +38,37 @@ local function index(stream, id)
   return info['entries-added'] - info['length']
 end
 
+-- Notes beside a topic that this library removed entries from its stream, if anybody asked what others removed.
+local function ours(notes, removed)
+  if notes and removed > 0 and redis.call('HEXISTS', notes, 'removed') == 1 then
+    redis.call('HINCRBY', notes, 'removed', removed)
+  end
+end
+
+-- How many entries others removed from a stream since this was first asked; and what the server says of the stream.
+local function foreign(stream, notes)
+  local info = named(redis.call('XINFO', 'STREAM', stream))
+  local gone = info['entries-added'] - info['length']
+  local known = tonumber(redis.call('HGET', notes, 'removed') or -1)
+  -- Fewer than were noted: the stream is another one than at that time.
+  if known < 0 or gone < known then
+    redis.call('HSET', notes, 'removed', gone)
+    known = gone
+  end
+  return gone - known, info
+end
+
+-- Notes where a group begins, for a topic whose entries nobody but this library should remove.
+local function begins(stream, notes, group)
+  if not string.find(redis.call('HGET', notes, 'keep') or '', '^handled') then
+    return
+  end
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    info = named(info)
+    if info['name'] == group then
+      local theirs = foreign(stream, notes)
+      local here, read = info['last-delivered-id'], info['entries-read'] or -1
+      redis.call('HSET', notes, 'at:' .. group, theirs .. ' ' .. here .. ' ' .. read)
+    end
+  end
+end

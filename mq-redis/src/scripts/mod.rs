@@ -35,6 +35,8 @@ scripts! {
     LOOK = "look.lua";
     /// Retention.
     TRIM = "trim.lua";
+    /// What is ahead of a group.
+    PLACE = "place.lua";
     /// Retention of a full topic.
     SWEEP = "sweep.lua";
     /// Making groups.

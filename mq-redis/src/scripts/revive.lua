@@ -26,6 +26,7 @@ if not again then
     return made
   end
   redis.call('HDEL', meta, note)
+  begins(stream, meta, group)
   return {1, fresh and 1 or 0}
 end
 
@@ -43,6 +44,7 @@ end
 local made = redis.pcall('XGROUP', 'CREATE', stream, group, from, 'MKSTREAM', 'ENTRIESREAD', index(stream, from))
 if not (type(made) == 'table' and made.err) then
   redis.call('HSET', meta, note, from)
+  begins(stream, meta, group)
   return {2, fresh and 1 or 0}
 end
 if not string.find(made.err, 'BUSYGROUP') then
@@ -58,6 +60,7 @@ for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
   if at['name'] == group and less(from, at['last-delivered-id']) then
     redis.call('XGROUP', 'SETID', stream, group, from, 'ENTRIESREAD', index(stream, from))
     redis.call('HSET', meta, note, from)
+    begins(stream, meta, group)
     return {3, 0}
   end
 end

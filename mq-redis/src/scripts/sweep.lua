@@ -1,6 +1,6 @@
 -- Removes entries that all groups handled behind one that some group has not: a delayed entry at the front would else keep
 -- everything after it. One by one, which costs more than trimming, so only a topic that is full is swept.
--- KEYS: stream. ARGV: id to go on from, most entries to look at.
+-- KEYS: stream, notes of the topic. ARGV: id to go on from, most entries to look at.
 -- Answer: entries removed, id to go on from ("": the end was reached).
 local stream, from, most = KEYS[1], ARGV[1], tonumber(ARGV[2])
 if redis.call('EXISTS', stream) == 0 then
@@ -36,4 +36,5 @@ for _, entry in ipairs(found) do
   end
 end
 local removed = #handled > 2 and redis.call(unpack(handled)) or 0
+ours(KEYS[2], removed)
 return {removed, #found == most and '(' .. last or ''}

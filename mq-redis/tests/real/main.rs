@@ -6,5 +6,6 @@ mod deployments;
 mod faults;
 mod gaps;
 mod pubsub;
+mod removed;
 mod reports;
 mod rig;
