@@ -74,6 +74,7 @@
 //! * Brokers do not tell their version; `Capabilities::server` names the cluster's id.
 
 mod admin;
+mod answers;
 mod broadcast;
 mod client;
 mod commit;
