@@ -1,10 +1,10 @@
 //! The clients of librdkafka: their settings, each with its reason, and what they tell us by call-back.
 
-use crate::fault;
 use crate::url::Settings;
+use crate::{fault, ffi};
 use mq_api::{Error, ErrorKind};
 use parking_lot::Mutex;
-use rdkafka::client::ClientContext;
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
@@ -14,7 +14,7 @@ use rdkafka::{Statistics, TopicPartitionList};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A change of the assignment that the driver has still to act on.
 pub(crate) enum Change {
@@ -28,7 +28,13 @@ struct Told {
     refused: Mutex<Option<(ErrorKind, String)>>,
     down: Mutex<Option<String>>,
     driven: AtomicBool,
+    /// When the brokers are named to it again, and the pause before that.
+    reminder: Mutex<Option<(Instant, Duration)>>,
 }
+
+/// First and longest pause between two times that the brokers are named again. The first is well below what fetching may wait
+/// for after a broker is back; and librdkafka, which remembers each time, should not have thousands to remember.
+const REMIND: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// What a client tells by call-back. Nothing here blocks: the driver acts later, from its own loop.
 #[derive(Clone, Default)]
@@ -67,6 +73,24 @@ impl Ctx {
 
     pub(crate) fn is_up(&self) {
         *self.0.down.lock() = None;
+        *self.0.reminder.lock() = None;
+    }
+
+    /// For each time that no broker could be reached: names them to the client again, now and then. An answer without brokers,
+    /// which one that was just put out by its controller gives, makes librdkafka forget all it had, and it comes back to those it
+    /// began with only if it does so after it forgot. Else it would look for a broker for ever.
+    pub(crate) fn remind<C: ClientContext>(&self, client: &Client<C>, brokers: &str) {
+        let now = Instant::now();
+        let mut reminder = self.0.reminder.lock();
+        let pause = match *reminder {
+            None => REMIND.0,
+            Some((at, _)) if now < at => return,
+            Some((_, pause)) => {
+                ffi::add_brokers(client, brokers);
+                (pause * 2).min(REMIND.1)
+            }
+        };
+        *reminder = Some((now + pause, pause));
     }
 }
 

@@ -222,6 +222,14 @@ unsafe fn read_commit(event: *mut sys::rd_kafka_event_t) -> Result<(), RDKafkaEr
     }
 }
 
+/// Names brokers to a client, in the form of `bootstrap.servers`. Those that it has stay.
+pub(crate) fn add_brokers<C: ClientContext>(client: &Client<C>, brokers: &str) {
+    let Ok(brokers) = CString::new(brokers) else { return };
+    // SAFETY: the client is alive, and librdkafka copies the string.
+    let known = unsafe { sys::rd_kafka_brokers_add(client.native_ptr(), brokers.as_ptr()) };
+    tracing::debug!(target: "librdkafka", known, "brokers named again");
+}
+
 /// What tells a topic from one of the same name before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TopicId(i64, i64);

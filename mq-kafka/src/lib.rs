@@ -51,7 +51,9 @@
 //! want more), by a member that is just joining its group after 60 s, under `PerKey` 300 s. What librdkafka calls fatal, and a
 //! topic that is gone, ends the session, which is made anew. A topic that was made again under its name is told from the one
 //! before by its id and reported as one gap; a group that was lost goes on at the lowest offset that its member does not know to
-//! be settled. Messages are handed to librdkafka only while a broker can be reached.
+//! be settled. Messages are handed to librdkafka only while a broker can be reached. A member that heard nothing for its lease
+//! joins anew, and a broker that comes back with the group as it was waits one lease for the member that it knew: after an
+//! outage longer than the lease, fetching begins that much later.
 //!
 //! # Native access
 //!
@@ -74,6 +76,7 @@
 //! * Brokers do not tell their version; `Capabilities::server` names the cluster's id.
 
 mod admin;
+mod answers;
 mod broadcast;
 mod client;
 mod commit;

@@ -1,5 +1,6 @@
 //! One partition in one ownership period: what was fetched, what may be fetched, and what a commit says of it.
 
+use crate::answers::{Ending, Perhaps, Written};
 use crate::client::Ctx;
 use crate::commit::Mark;
 use crate::delay::Special;
@@ -68,8 +69,10 @@ pub(crate) struct Partition {
     pub(crate) wanted: bool,
     committed: Option<(u64, String)>,
     pub(crate) draining: bool,
+    /// What the last commit that succeeded says.
+    written: Written,
     /// A commit of it failed, and may have been written all the same.
-    pub(crate) unsure: bool,
+    unsure: bool,
 }
 
 /// What a turn of fetching came to.
@@ -88,6 +91,7 @@ pub(crate) struct Turn {
 pub(crate) struct Snapshot {
     pub(crate) lane: u32,
     pub(crate) mark: Mark,
+    written: Written,
     horizon: u64,
     trials: Vec<Token>,
 }
@@ -124,6 +128,7 @@ impl Partition {
             wanted: tracked,
             committed: None,
             draining: false,
+            written: Written::default(),
             unsure: false,
         }
     }
@@ -297,12 +302,13 @@ impl Partition {
             false => self.known.takes.once_more(horizon),
         };
         let (metadata, fitted) = if self.plain { (String::new(), true) } else { record.encode(base) };
+        let done = if self.plain { Vec::new() } else { record.done };
         self.crowded = !fitted;
         self.dirty = false;
         self.wanted = false;
         let trials = self.trials.keys().map(|offset| Token(*offset, 0)).collect();
         let mark = Mark { topic: self.topic.clone(), partition: self.number, offset: base, metadata };
-        Snapshot { lane: self.lane.id(), mark, horizon, trials }
+        Snapshot { lane: self.lane.id(), mark, written: Written { base, done }, horizon, trials }
     }
 
     /// Everything below was settled, and confirmed.
@@ -322,6 +328,7 @@ impl Partition {
         self.unsure = false;
         self.horizon = self.horizon.max(snapshot.horizon);
         self.committed = Some((snapshot.mark.offset, snapshot.mark.metadata));
+        self.written = snapshot.written;
         snapshot.trials
     }
 
@@ -330,6 +337,16 @@ impl Partition {
         self.dirty = true;
         self.unsure |= perhaps;
         self.wanted |= self.tracked && snapshot.horizon > self.horizon || !snapshot.trials.is_empty();
+    }
+
+    /// What is known of its acknowledgements when it is taken away; `flying`: its commit that was not answered.
+    pub(crate) fn lost(&mut self, flying: Option<&Snapshot>) -> Ending {
+        let perhaps = match flying {
+            _ if self.unsure => Perhaps::Anything,
+            Some(snapshot) => Perhaps::This(snapshot.written.clone()),
+            None => Perhaps::Nothing,
+        };
+        Ending::Lost { written: std::mem::take(&mut self.written), perhaps }
     }
 
     /// The broker takes no metadata of this size: only offsets from now on.

@@ -224,9 +224,18 @@ impl Writer {
     async fn await_up(&self) {
         let Some(open) = &self.open else { return };
         let (producer, topic) = (open.producer.clone(), self.topic.clone());
-        let asked = self.cluster.blocking(move |_| {
-            let found = producer.client().fetch_metadata(Some(&topic), Duration::from_millis(500));
-            found.map(drop).map_err(|e| fault::error("looking whether the broker is back", e))
+        let asked = self.cluster.blocking(move |cluster| {
+            let client = producer.client();
+            match client.fetch_metadata(Some(&topic), Duration::from_millis(500)) {
+                Ok(_) => {
+                    client.context().is_up();
+                    Ok(())
+                }
+                Err(error) => {
+                    client.context().remind(client, &cluster.settings.brokers);
+                    Err(fault::error("looking whether the broker is back", error))
+                }
+            }
         });
         match asked.await {
             Ok(()) => open.down.is.store(false, Ordering::Release),

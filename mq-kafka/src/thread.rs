@@ -1,10 +1,10 @@
 //! The driver thread of a subscription: it polls, hands messages to the lanes, takes settlements, commits, and answers changes
 //! of the assignment. Nothing it calls blocks; what would is on the committer's thread.
 
+use crate::answers::Answers;
 use crate::member::{Member, News, Role};
-use mq_api::{Error, ErrorKind, Settled};
+use mq_api::{Error, ErrorKind};
 use mq_core::{Carry, End, Plan, Session};
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -31,12 +31,7 @@ pub(crate) struct Driver {
     session: Session,
     members: Vec<Member>,
     joined: Option<oneshot::Sender<()>>,
-    /// Acknowledgements taken and not confirmed: lane and operation.
-    waiting: Vec<(u32, u64)>,
-    /// Answers other than "confirmed".
-    exceptions: Vec<(u64, Settled)>,
-    /// Lanes that ended in good order.
-    ended: HashSet<u32>,
+    answers: Answers,
     upto: u64,
     /// Operations that the round under way confirms.
     round: Option<u64>,
@@ -53,9 +48,7 @@ impl Driver {
             session,
             members,
             joined: Some(joined),
-            waiting: Vec::new(),
-            exceptions: Vec::new(),
-            ended: HashSet::new(),
+            answers: Answers::default(),
             upto: 0,
             round: None,
             confirmed: 0,
@@ -98,23 +91,19 @@ impl Driver {
     /// Takes what was settled.
     fn take(&mut self, cx: &mut Context<'_>, plan: &mut Plan) -> bool {
         if self.session.settles.poll_take(cx, plan).is_pending() {
+            self.answers.all_taken();
             return false;
         }
         let mut lane = None;
-        let mut owned = false;
         for ack in plan.acks.drain(..) {
             if lane != Some(ack.lane) {
                 lane = Some(ack.lane);
-                owned = self.touch(ack.lane);
+                self.touch(ack.lane);
             }
-            match owned || self.ended.contains(&ack.lane) {
-                true if self.waiting.last().is_some_and(|(_, op)| *op == ack.op) => {}
-                true => self.waiting.push((ack.lane, ack.op)),
-                // Taken away before it was heard: nothing was written, the message comes again elsewhere.
-                false => self.exceptions.push((ack.op, Settled::Stale)),
-            }
+            self.answers.taken(ack.lane, ack.op, ack.token.0);
             self.piled += 1;
         }
+        self.answers.all_taken();
         for lane in plan.noted.drain(..) {
             self.touch(lane);
         }
@@ -132,15 +121,11 @@ impl Driver {
         true
     }
 
-    /// Something of this lane is to be committed; false if it is not owned.
-    fn touch(&mut self, lane: u32) -> bool {
-        for member in &mut self.members {
-            if let Some(partition) = member.by_lane(lane) {
-                partition.dirty = true;
-                return true;
-            }
+    /// Something of this lane is to be committed, if it is owned still.
+    fn touch(&mut self, lane: u32) {
+        if let Some(partition) = self.members.iter_mut().find_map(|member| member.by_lane(lane)) {
+            partition.dirty = true;
         }
-        false
     }
 
     fn hear(&mut self, i: usize) {
@@ -154,29 +139,11 @@ impl Driver {
                         let _ = joined.send(());
                     }
                 }
-                News::Lost(lane) => self.answer(&[lane], Settled::Stale),
-                News::Ended(lane) => {
-                    self.ended.insert(lane);
-                }
-                News::Unsure(lanes) => {
-                    self.answer(&lanes, Settled::Unknown);
-                    self.ended.retain(|lane| !lanes.contains(lane));
-                }
+                News::Over(lane, ending) => self.answers.end(lane, ending),
+                News::Unsure(lanes) => self.answers.unsure(&lanes),
                 News::Gone(error) => self.end = Some(error),
             }
         }
-    }
-
-    /// Everything that waits of these lanes has this answer.
-    fn answer(&mut self, lanes: &[u32], settled: Settled) {
-        let exceptions = &mut self.exceptions;
-        self.waiting.retain(|(lane, op)| {
-            let meant = lanes.contains(lane);
-            if meant {
-                exceptions.push((*op, settled));
-            }
-            !meant
-        });
     }
 
     fn fetch(&mut self, cx: &mut Context<'_>) -> bool {
@@ -225,13 +192,9 @@ impl Driver {
     }
 
     fn confirm(&mut self, upto: u64) {
-        self.waiting.retain(|(_, op)| *op > upto);
-        let exceptions = std::mem::take(&mut self.exceptions);
+        let exceptions = self.answers.confirm(upto);
         self.confirmed = self.confirmed.max(upto);
         self.session.settles.confirm(upto, exceptions);
-        if self.waiting.is_empty() {
-            self.ended.clear();
-        }
     }
 
     /// Commits, gives back and leaves.

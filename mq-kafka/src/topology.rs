@@ -247,7 +247,10 @@ impl Cluster {
                     return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
                 }
                 // It fails at once while no broker is known.
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                Err(_) => {
+                    self.ctx.remind(looker.client(), &self.settings.brokers);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
             }
         }
     }

@@ -83,11 +83,13 @@ impl Site for OnKafka {
         let admin: AdminClient<DefaultClientContext> =
             self.config().create().map_err(|_| Lacking("an admin client"))?;
         let size = if refuse { "1" } else { "1300000" };
-        let change = AlterConfig::new(ResourceSpecifier::Topic(&name)).set("max.message.bytes", size);
-        match admin.alter_configs([&change], &AdminOptions::new()).await {
-            Ok(results) if results.iter().all(std::result::Result::is_ok) => Ok(()),
-            _ => Err(Lacking("changing the dead-letter topic")),
+        // The controller's answer comes before the broker acts by it, and the broker tells a setting before it acts by it, but
+        // takes one change after the other: when it tells the second, it acts by the first.
+        for round in ["86400001", "86400002"] {
+            let settings = [("max.message.bytes", size), ("delete.retention.ms", round)];
+            set(&admin, &name, &settings).await.ok_or(Lacking("changing the dead-letter topic"))?;
         }
+        Ok(())
     }
 
     async fn remove_group(&self, topic: &Topic, group: &str) -> Hook {
@@ -109,6 +111,24 @@ impl Site for OnKafka {
         producer.send(record, Duration::from_secs(10)).await.map_err(|_| Lacking("writing"))?;
         Ok(())
     }
+}
+
+/// Changes settings of a topic, and waits until the broker tells them.
+async fn set(admin: &AdminClient<DefaultClientContext>, topic: &str, settings: &[(&str, &str)]) -> Option<()> {
+    let it = ResourceSpecifier::Topic(topic);
+    let change = settings.iter().fold(AlterConfig::new(it), |change, (name, value)| change.set(name, value));
+    let changed = admin.alter_configs([&change], &AdminOptions::new()).await.ok()?;
+    changed.iter().all(std::result::Result::is_ok).then_some(())?;
+    for _ in 0..1_000 {
+        let told = admin.describe_configs([&it], &AdminOptions::new()).await.ok()?.pop()?.ok()?;
+        let is_told =
+            |(name, value): &(&str, &str)| told.get(name).and_then(|entry| entry.value.as_deref()) == Some(*value);
+        if settings.iter().all(is_told) {
+            return Some(());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    None
 }
 
 fn start(_: &str) -> std::result::Result<OnServer, String> {

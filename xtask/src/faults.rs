@@ -45,9 +45,12 @@ struct Subject {
     bound: u64,
     /// Whether it can send and handle many at a time.
     many: bool,
+    /// Seconds that a broker which is back waits, before it lets a group go on, for members that gave up meanwhile: beside
+    /// [`FETCHING`].
+    session: u64,
 }
 
-/// Seconds from a server's return until the first delivery, at most.
+/// Seconds from a server's return until the first delivery, at most, beside a subject's `session`.
 const FETCHING: u64 = 5;
 
 /// Confirmed messages for each fault.
@@ -66,6 +69,7 @@ const SUBJECTS: [Subject; 6] = [
         promises: Promises { ordered: false, one_owner: true },
         bound: 20,
         many: false,
+        session: 0,
     },
     Subject {
         name: "raw-amqp",
@@ -75,6 +79,7 @@ const SUBJECTS: [Subject; 6] = [
         promises: Promises { ordered: false, one_owner: true },
         bound: 20,
         many: false,
+        session: 0,
     },
     Subject {
         name: "raw-kafka",
@@ -84,6 +89,7 @@ const SUBJECTS: [Subject; 6] = [
         promises: Promises { ordered: true, one_owner: true },
         bound: 20,
         many: false,
+        session: 0,
     },
     Subject {
         name: "redis",
@@ -93,6 +99,7 @@ const SUBJECTS: [Subject; 6] = [
         promises: Promises { ordered: false, one_owner: true },
         bound: 45,
         many: true,
+        session: 0,
     },
     Subject {
         name: "amqp",
@@ -102,6 +109,7 @@ const SUBJECTS: [Subject; 6] = [
         promises: Promises { ordered: false, one_owner: true },
         bound: 45,
         many: true,
+        session: 0,
     },
     Subject {
         name: "kafka",
@@ -111,6 +119,9 @@ const SUBJECTS: [Subject; 6] = [
         promises: Promises { ordered: true, one_owner: true },
         bound: 45,
         many: true,
+        // The lease of the workload. A member that heard nothing for that long joins anew, and the broker, back with the
+        // group as it was, waits as long for the member that it knew.
+        session: 5,
     },
 ];
 
@@ -184,6 +195,14 @@ fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> 
     let begun = Instant::now();
     let mut bed = Bed::new(subject.kind, args.seed)?;
     println!("\n{} on {} (server ready after {:.1} s)", subject.name, subject.kind, begun.elapsed().as_secs_f64());
+    if subject.many {
+        let apart =
+            if subject.session > 0 { format!(", and {} s of a session", subject.session) } else { String::new() };
+        println!(
+            "bounds: fetching {FETCHING} s after the server is back{apart}; all as before after {} s",
+            subject.bound
+        );
+    }
     println!(
         "{:<34} {:>9} {:>9} {:>5} {:>10} {:>9} {:>7} {:>7}  what it did",
         "fault", "confirmed", "delivered", "lost", "duplicates", "in flight", "fetch s", "back s"
@@ -192,7 +211,7 @@ fn on_one(subject: &Subject, args: &Args, sum: &mut Sum) -> Result<(), Problem> 
         sum.faults += 1;
         let mut measure = Measure { bound: Duration::from_secs(subject.bound), ..Measure::default() };
         if subject.many {
-            measure.fetching = Duration::from_secs(FETCHING);
+            measure.fetching = Duration::from_secs(FETCHING + subject.session);
             measure.load = if args.short { Load::LIGHT } else { Load::heavy(args.messages.unwrap_or(MANY)) };
         }
         match bed.run(&client, fault, measure, &folder) {

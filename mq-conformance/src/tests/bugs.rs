@@ -219,10 +219,13 @@ async fn bug_12_a_configuration_edit_is_an_outage(t: Test) -> Check {
     let after = t.sub().retry(RetryPolicy::attempts(5).delays([t.pace().retry * 2])).max_in_flight(20);
     let mut member = t.member_with(&c, "b", after).await?;
     let mut attempts = vec![1];
-    while let Some(got) = member.next_within(t.pace().quiet).await? {
+    while attempts.len() < 5
+        && let Some(got) = member.next_within(t.pace().patience).await?
+    {
         attempts.push(got.attempt());
         got.nack("again").await;
     }
+    member.stays_quiet().await?;
     ensure_eq!(attempts, [1, 2, 3, 4, 5], "attempts across the edit from 3 to 5");
     let letters = t.dead_letters(&c, GROUP, 1).await?;
     let attempts = Envelope::read(&letters[0].headers).map(|e| e.attempts);

@@ -6,6 +6,7 @@ mod losses;
 mod moves;
 mod rounds;
 
+use crate::answers::Ending;
 use crate::client::Ctx;
 use crate::commit::{Committer, Done, Job};
 use crate::partition::Partition;
@@ -38,11 +39,9 @@ pub(crate) enum Role {
 pub(crate) enum News {
     /// The first assignment is there.
     Joined,
-    /// Nothing of this lane was committed any more.
-    Lost(u32),
-    /// This lane ended in good order: its acknowledgements are in a commit that is under way or done.
-    Ended(u32),
-    /// That commit failed.
+    /// A lane ended.
+    Over(u32, Ending),
+    /// The commit with which these lanes ended failed.
     Unsure(Vec<u32>),
     /// It cannot go on.
     Gone(Error),
@@ -215,7 +214,10 @@ impl Member {
                         self.news.push(News::Gone(Error::new(ErrorKind::NotFound, text)));
                     }
                     Ok(false) => self.is_up(),
-                    Err(error) => tracing::debug!(%error, "looking whether the broker is back"),
+                    Err(error) => {
+                        tracing::debug!(%error, "looking whether the broker is back");
+                        self.ctx.remind(self.consumer.client(), &self.cluster.settings.brokers);
+                    }
                 }
             }
             Done::Low { partition, expected, low } => {
@@ -255,7 +257,9 @@ impl Member {
             if let Some(at) = turn.back {
                 let (lane, lost_from) = (partition.lane.clone(), partition.next);
                 self.session.close_lane(&lane);
-                self.news.push(News::Lost(lane.id()));
+                let flying = self.flight.as_ref().and_then(|f| f.snapshots.iter().find(|s| s.lane == lane.id()));
+                let ending = partition.lost(flying);
+                self.news.push(News::Over(lane.id(), ending));
                 let epoch = lane.source().epoch;
                 let fresh = self.session.open_lane(lane.source().partition, epoch);
                 let watched = self.cluster.watch(&fresh, &self.session.member);

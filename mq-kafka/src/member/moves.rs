@@ -3,6 +3,7 @@
 
 use super::rounds::{Flight, ONE_REQUEST};
 use super::{AGAIN, Member, News, Role};
+use crate::answers::Ending;
 use crate::client::{Change, KEYED_MOVE};
 use crate::commit::{Job, Loaded, Place};
 use crate::ffi;
@@ -175,14 +176,13 @@ impl Member {
         // Somebody else may own them already: nothing is written any more. What was on its way may have been, unless its answer,
         // by which the loss may have become known, says that it was not.
         self.await_flight(ONE_REQUEST);
-        let flying: Vec<u32> =
-            self.drop_flight().map(|f| f.snapshots.iter().map(|s| s.lane).collect()).unwrap_or_default();
-        self.news.push(News::Unsure(flying));
-        for partition in self.partitions.extract_if(.., |p| p.draining).collect::<Vec<_>>() {
+        let flying = self.drop_flight().map(|flight| flight.snapshots).unwrap_or_default();
+        for mut partition in self.partitions.extract_if(.., |p| p.draining).collect::<Vec<_>>() {
             self.session.close_lane(&partition.lane);
             self.remember(&partition);
             let lane = partition.lane.id();
-            self.news.push(if partition.unsure { News::Unsure(vec![lane]) } else { News::Lost(lane) });
+            let ending = partition.lost(flying.iter().find(|snapshot| snapshot.lane == lane));
+            self.news.push(News::Over(lane, ending));
         }
         self.unassign(&list);
     }
@@ -193,7 +193,7 @@ impl Member {
         for mut partition in self.partitions.extract_if(.., |p| p.draining).collect::<Vec<_>>() {
             self.session.close_lane(&partition.lane);
             self.remember(&partition);
-            self.news.push(News::Ended(partition.lane.id()));
+            self.news.push(News::Over(partition.lane.id(), Ending::Good));
             let snapshot = partition.snapshot(true);
             if !partition.is_committed(&snapshot) {
                 snapshots.push(snapshot);
