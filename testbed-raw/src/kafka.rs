@@ -26,6 +26,9 @@ const PARTITIONS: i32 = 4;
 /// An answer that takes longer than this does not come.
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// Longest wait for a group's coordinator.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 pub(crate) struct Kafka {
     order: Order,
     runtime: Runtime,
@@ -109,7 +112,13 @@ impl Raw for Kafka {
         for partition in 0..PARTITIONS {
             asked.add_partition(topic, partition);
         }
-        let committed = consumer.committed_offsets(asked, ANSWER).map_err(words)?;
+        // A broker that is loading the group again, after a restart or with little time to run, says that it is not the one yet.
+        let asking = || match consumer.committed_offsets(asked.clone(), ANSWER) {
+            Err(error) if is_moving(error.rdkafka_error_code()) => None,
+            answer => Some(answer),
+        };
+        let committed = until("the group's coordinator", PATIENCE, asking).map_err(|problem| problem.to_string())?;
+        let committed = committed.map_err(words)?;
         let mut start = TopicPartitionList::new();
         let mut left = 0;
         for place in committed.elements() {
@@ -235,6 +244,11 @@ impl Receiver for Member {
     fn found_destroyed(&mut self) -> bool {
         std::mem::take(&mut self.was_gone)
     }
+}
+
+fn is_moving(code: Option<RDKafkaErrorCode>) -> bool {
+    use RDKafkaErrorCode::{CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator};
+    matches!(code, Some(CoordinatorLoadInProgress | CoordinatorNotAvailable | NotCoordinator))
 }
 
 fn is_passing(code: Option<RDKafkaErrorCode>) -> bool {
