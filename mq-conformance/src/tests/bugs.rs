@@ -286,11 +286,13 @@ async fn bug_14_a_delayed_key_blocks_the_others(t: Test) -> Check {
     sub.max_blocked = 1_000;
     let mut member = t.member_with(&c, "a", sub).await?;
     sender.send_keyed("k", "k0").await?;
-    member.next().await?.nack_after(t.pace().long * 3, "later").await;
+    let first = member.next().await?;
     let n = t.pace().many;
     for i in 1..=n {
         sender.send_keyed("k", &format!("k{i}")).await?;
     }
+    // Not before all others are sent: how long that takes is no part of the delay.
+    first.nack_after(t.pace().long * 3, "later").await;
     sender.send_keyed("j", "j").await?;
     let watch = Stopwatch::start();
     let got = member.next().await?;

@@ -79,12 +79,14 @@ async fn p4_2_a_transient_failure_is_not_counted_and_pauses(t: Test) -> Check {
             break;
         }
         paused = Some(Stopwatch::start());
-        got.nack(Failure::transient("the database is down")).await;
+        // Its answer may take longer than the pause.
+        let nacked = got.into_delivery().nack(Failure::transient("the database is down"));
         if round == 0 {
             member.becomes(HealthState::Paused).await?;
             ensure!(!member.control().health().current().reason.is_empty(), "a pause without reason");
             sender.send_keyed("k", "behind").await?;
         }
+        nacked.await;
     }
     member.ack_next(1).await?;
     member.becomes(HealthState::Running).await?;
