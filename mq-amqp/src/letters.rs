@@ -10,6 +10,7 @@ use crate::wire::Notes;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions};
 use mq_api::{DeadLetter, Error, Group, Provisioning, RedriveOptions, RedriveReport, Result, Topic};
+use mq_core::redrive::SentBack;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +94,7 @@ impl Letters {
     }
 
     pub(crate) async fn redrive(&self, options: &RedriveOptions) -> Result<RedriveReport> {
-        let mut report = RedriveReport::default();
+        let (mut report, mut sent) = (RedriveReport::default(), SentBack::default());
         let bound = self.bound().await?;
         if bound == 0 {
             return Ok(report);
@@ -107,6 +108,9 @@ impl Letters {
                 break;
             }
             let Some((tag, letter)) = self.next(&channel, at == 0).await? else { break };
+            if sent.has(&letter) {
+                continue;
+            }
             if !self.is_of(&letter) {
                 report.foreign += 1;
             } else if letter.envelope.as_ref().is_some_and(|e| e.redrives >= options.max_redrives) {
@@ -118,6 +122,7 @@ impl Letters {
             } else {
                 // Confirmed there before it leaves here: a stop between the two gives a duplicate, never a loss.
                 self.send_back(&mut writer, &letter).await?;
+                sent.add(&letter);
                 self.ack(&channel, tag).await?;
                 report.redriven += 1;
                 if let Some(pause) = pause {

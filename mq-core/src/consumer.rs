@@ -1,5 +1,6 @@
 //! The consumer of a backend behind a network: hands out of the inbox, supervises the session, drains at close.
 
+use crate::deadline::Deadline;
 use crate::env::Env;
 use crate::flow::Gate;
 use crate::hooks::Hooks;
@@ -114,7 +115,7 @@ struct Core {
     session: Arc<dyn CurrentSession>,
     tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
     keeper_stop: Stop,
-    closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
+    closing: Mutex<Option<(watch::Receiver<Option<CloseReport>>, Deadline)>>,
 }
 
 /// The [`Consumer`] of a backend behind a network.
@@ -262,20 +263,21 @@ impl Control for Core {
 
     fn close(&self, deadline: Duration) -> BoxFuture<'static, CloseReport> {
         let (told, mut done) = watch::channel(None);
-        let begun = {
-            let mut closing = self.closing.lock();
-            match &*closing {
-                Some(before) => {
-                    done = before.clone();
-                    false
-                }
-                None => {
-                    *closing = Some(done.clone());
-                    true
-                }
+        let until = self.shared.env.after(deadline);
+        let mut begun = None;
+        match &mut *self.closing.lock() {
+            // The first call does it, and the earliest deadline of all calls counts.
+            Some((before, deadline)) => {
+                done = before.clone();
+                deadline.at_latest(until);
             }
-        };
-        if begun {
+            closing => {
+                let deadline = Deadline::new(until);
+                *closing = Some((done.clone(), deadline.clone()));
+                begun = Some(deadline);
+            }
+        }
+        if let Some(deadline) = begun {
             let tasks = self.tasks.lock().take();
             self.shared.flow.shut(Gate::Stopping);
             self.draining.cancel();
@@ -315,24 +317,25 @@ struct Drain {
 }
 
 impl Drain {
-    async fn run(self, deadline: Duration, tasks: Option<(JoinHandle<()>, JoinHandle<()>)>) -> CloseReport {
-        let until = self.shared.env.after(deadline);
+    async fn run(self, deadline: Deadline, tasks: Option<(JoinHandle<()>, JoinHandle<()>)>) -> CloseReport {
         let mut report = CloseReport::default();
-        let drained = std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx));
-        let _ = tokio::time::timeout_at(until, drained).await;
+        deadline.within(std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx))).await;
         // The deadline passed with deliveries in hand: they go back.
         self.lanes.each(|lane| lane.give_back_handed());
         // What a lost session left at the broker in this member's name: a new session gives it back, if there can be one in time.
-        let _ = tokio::time::timeout_at(until, self.shared.no_orphans()).await;
+        deadline.within(self.shared.no_orphans()).await;
         // Also with the deadline passed, what was just given back gets a moment to reach the broker.
-        let flush_until = until.max(self.shared.env.now() + Duration::from_millis(500));
         if let Some(settles) = self.session.settles() {
-            let _ = tokio::time::timeout_at(flush_until, settles.flushed()).await;
+            let moment = self.shared.env.now() + Duration::from_millis(500);
+            if deadline.within(settles.flushed()).await.is_none() {
+                let _ = tokio::time::timeout_at(moment, settles.flushed()).await;
+            }
         }
         self.stop.cancel();
         if let Some((mut supervisor, keeper)) = tasks {
-            let grace = flush_until.max(self.shared.env.now() + Duration::from_secs(2));
-            if tokio::time::timeout_at(grace, &mut supervisor).await.is_err() {
+            let grace = self.shared.env.now() + Duration::from_secs(2);
+            let ended = deadline.within(&mut supervisor).await.is_some();
+            if !ended && tokio::time::timeout_at(grace, &mut supervisor).await.is_err() {
                 report.abandoned += 1;
                 supervisor.abort();
                 let _ = supervisor.await;

@@ -232,7 +232,7 @@ impl Inbox {
         if out_already {
             // Until the broker has heard of its settlement: died of the next one before, the suspect would come back as if it had
             // killed its consumer.
-            if lane.is_in_hand(slot) || lane.settles.poll_flushed(cx).is_pending() {
+            if lane.is_in_hand(slot) || lane.is_moving(slot) || lane.settles.poll_flushed(cx).is_pending() {
                 return Poll::Pending;
             }
             self.end_alone();

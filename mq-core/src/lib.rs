@@ -16,6 +16,7 @@
 
 mod apply;
 mod consumer;
+mod deadline;
 mod env;
 mod flow;
 mod hands;
@@ -47,6 +48,7 @@ mod tries;
 mod window;
 
 pub use consumer::EngineConsumer;
+pub use deadline::Deadline;
 pub use env::Env;
 pub use flow::{Credit, Flow, Gate};
 pub use hold::SlotView;

@@ -2,6 +2,7 @@
 //! midway. A backend gives the three steps; the order of them is here, once.
 
 use mq_api::{DeadLetter, Envelope, Group, Headers, Message, Position, RedriveOptions, RedriveReport, Result, Topic};
+use std::collections::HashSet;
 use std::future::Future;
 use std::time::Duration;
 
@@ -41,7 +42,30 @@ fn is_of(letter: &DeadLetter, topic: &Topic, group: &Group) -> bool {
     letter.envelope.as_ref().is_some_and(|e| &*e.topic == topic.as_str() && &*e.group == group.as_str())
 }
 
-/// Redrives. Letters written while it runs are not looked at again once passed, so that it ends.
+/// What one run sent back, so that it ends: a letter that was dead-lettered again meanwhile stays for the next run. Eight bytes
+/// for each letter; where the numbers of two fall together, one stays for the next run.
+#[derive(Debug, Default)]
+pub struct SentBack(HashSet<u64>);
+
+impl SentBack {
+    /// By its id, and by how often it had been redriven so many redrives ago.
+    fn mark(letter: &DeadLetter, ago: u32) -> Option<u64> {
+        let redrives = letter.envelope.as_ref()?.redrives.checked_sub(ago)?;
+        Some(crate::key_hash(format!("{redrives} {}", letter.message.id).as_bytes()))
+    }
+
+    /// Whether this run sent it back before.
+    pub fn has(&self, letter: &DeadLetter) -> bool {
+        Self::mark(letter, 1).is_some_and(|before| self.0.contains(&before))
+    }
+
+    /// It is sent back.
+    pub fn add(&mut self, letter: &DeadLetter) {
+        self.0.extend(Self::mark(letter, 0));
+    }
+}
+
+/// Redrives. A letter that this run sent back, and that was dead-lettered again meanwhile, stays for the next, so that it ends.
 ///
 /// # Errors
 /// The first failure of the store; what was redriven until then stays redriven.
@@ -53,17 +77,23 @@ pub async fn redrive(
 ) -> Result<RedriveReport> {
     let mut report = RedriveReport::default();
     let pause = options.rate.filter(|r| *r > 0).map(|rate| Duration::from_secs(1) / rate);
+    let mut sent = SentBack::default();
     let mut after = None;
     loop {
         let page = store.page(after, PAGE).await?;
         let Some(last) = page.last() else { return Ok(report) };
+        let mut before = after;
         after = last.position;
         for letter in &page {
+            let previous = std::mem::replace(&mut before, letter.position);
             if options.limit.is_some_and(|limit| report.redriven >= limit) {
                 return Ok(report);
             }
             if !is_of(letter, topic, group) {
                 report.foreign += 1;
+                continue;
+            }
+            if sent.has(letter) {
                 continue;
             }
             if letter.envelope.as_ref().is_some_and(|e| e.redrives >= options.max_redrives) {
@@ -74,6 +104,13 @@ pub async fn redrive(
                 report.filtered += 1;
                 continue;
             }
+            // The page may be old by now: what somebody discarded meanwhile does not come back.
+            if pause.is_some() && letter.position.is_some() {
+                let there = store.page(previous, 1).await?;
+                if there.first().is_none_or(|there| there.position != letter.position) {
+                    continue;
+                }
+            }
             report.redriven += 1;
             if options.dry_run {
                 continue;
@@ -81,6 +118,7 @@ pub async fn redrive(
             // Confirmed there before it leaves here: a stop between the two gives a duplicate, never a loss.
             store.give_back(letter).await?;
             store.remove(letter).await?;
+            sent.add(letter);
             if let Some(pause) = pause {
                 tokio::time::sleep(pause).await;
             }

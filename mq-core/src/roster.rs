@@ -88,11 +88,14 @@ impl Roster {
             (made.consumers.clone(), made.producers.clone())
         };
         let mut report = CloseReport::default();
+        let until = tokio::time::Instant::now() + deadline.min(mq_api::LONGEST);
         for closed in join_all(consumers.iter().map(|c| c.close(deadline))).await {
             report += closed;
         }
         let producers: Vec<_> = producers.iter().filter_map(Weak::upgrade).collect();
-        for closed in join_all(producers.iter().map(|p| mq_api::Producer::close(&**p, deadline))).await {
+        // What the consumers left of it: the deadline is for all together.
+        let rest_of = until.saturating_duration_since(tokio::time::Instant::now());
+        for closed in join_all(producers.iter().map(|p| mq_api::Producer::close(&**p, rest_of))).await {
             report += closed;
         }
         report.abandoned += rest.await;

@@ -55,8 +55,9 @@ pub(crate) fn count(core: &Core, topic: &Topic, group: &Group) -> (u64, u64, u64
         }
         // Never taken: those of the log beyond the tail that are meant for this group.
         let only = group.number as u32 + 1;
-        let new = (slot.entries.tail()..part.log.tail())
-            .filter(|p| part.log.get(*p).is_some_and(|cell| cell.only == 0 || cell.only == only));
+        let new = (slot.entries.tail()..part.log.tail()).filter(|p| {
+            part.log.get(*p).is_some_and(|cell| cell.stored.is_some() && (cell.only == 0 || cell.only == only))
+        });
         ready += new.count() as u64;
     }
     let letters = core.find_topic(&Name::dead_letters(&topic.name, &group.name));
@@ -109,6 +110,9 @@ impl Admin for MemoryAdmin {
         let Some(found) = self.core.topics.lock().remove(topic.as_str()) else { return Ok(false) };
         found.deleted.store(true, Ordering::Release);
         found.live_groups().iter().for_each(|group| group.delete());
+        let members: Vec<_> = self.core.members.lock().values().filter_map(std::sync::Weak::upgrade).collect();
+        members.iter().for_each(|member| member.wake());
+        self.core.work_changed();
         Ok(true)
     }
 
@@ -127,6 +131,7 @@ impl Admin for MemoryAdmin {
         match self.topic_of(topic)?.find_group(group) {
             Some(found) => {
                 found.delete();
+                self.core.work_changed();
                 Ok(true)
             }
             None => Ok(false),
@@ -149,6 +154,7 @@ impl Admin for MemoryAdmin {
             return Err(Error::new(ErrorKind::Rejected, text));
         }
         topic.reset(&group, to);
+        self.core.work_changed();
         Ok(())
     }
 
@@ -187,7 +193,7 @@ impl Admin for MemoryAdmin {
                 all.push(PendingDelivery::new(Some(number as u32), position, owner, idle, entry.attempt()));
             }
         }
-        all.sort_by_key(|p| (p.position, p.partition));
+        all.sort_by_key(|p| (std::cmp::Reverse(p.idle), p.position, p.partition));
         all.truncate(limit);
         Ok(all)
     }
@@ -232,14 +238,22 @@ impl Letters {
 impl DeadLetterStore for Letters {
     async fn page(&self, after: Option<Position>, n: usize) -> Result<Vec<DeadLetter>> {
         let Some(letters) = &self.letters else { return Ok(Vec::new()) };
-        let part = letters.parts[0].lock();
-        let first = after.map_or(0, |p| p.major + 1);
-        let found = part.log.iter().filter(|(position, cell)| *position >= first && cell.stored.is_some());
-        let letter = |(position, cell): (u64, &crate::partition::Cell)| {
-            let message = cell.stored.as_ref().map(|s| s.message.clone()).unwrap_or_default();
-            DeadLetter::new(message, Some(Position::offset(position)))
-        };
-        Ok(found.take(n).map(letter).collect())
+        let mut page = Vec::new();
+        // One partition after the other; the second part of a position says which.
+        let start = after.map_or(0, |p| p.minor as usize);
+        for (number, part) in letters.parts.iter().enumerate().skip(start) {
+            let part = part.lock();
+            let first = after.filter(|p| p.minor as usize == number).map_or(0, |p| p.major + 1);
+            let found = part.log.iter().filter(|(position, cell)| *position >= first && cell.stored.is_some());
+            page.extend(found.take(n - page.len()).map(|(position, cell)| {
+                let message = cell.stored.as_ref().map(|s| s.message.clone()).unwrap_or_default();
+                DeadLetter::new(message, Some(Position { minor: number as u64, ..Position::offset(position) }))
+            }));
+            if page.len() == n {
+                break;
+            }
+        }
+        Ok(page)
     }
 
     async fn give_back(&self, letter: &DeadLetter) -> Result<()> {
@@ -259,9 +273,12 @@ impl DeadLetterStore for Letters {
 
     async fn remove(&self, letter: &DeadLetter) -> Result<bool> {
         let (Some(letters), Some(position)) = (&self.letters, letter.position) else { return Ok(false) };
-        let mut part = letters.parts[0].lock();
+        let Some(part) = letters.parts.get(position.minor as usize) else { return Ok(false) };
+        let mut part = part.lock();
         let removed = part.remove(position.major);
         part.wake();
+        drop(part);
+        self.core.work_changed();
         Ok(removed)
     }
 }

@@ -2,19 +2,22 @@
 
 use crate::member::Member;
 use crate::presence::Presence;
+use crate::topic::Topic;
 use mq_api::{
-    Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Event, Position, Result, Settle, SettleStart,
-    Settled, Source, Stored, Ticket,
+    Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Event, Gap, GapCause, Position, Result, Settle,
+    SettleStart, Settled, Source, Stored, Ticket,
 };
 use mq_core::Gate;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 #[derive(Default)]
 struct State {
     messages: VecDeque<(Arc<Stored>, u64)>,
+    bytes: usize,
     lagged: u64,
     waker: Option<Waker>,
 }
@@ -22,22 +25,28 @@ struct State {
 /// What a partition pushes into. One per subscriber and partition.
 pub(crate) struct Queue {
     state: Mutex<State>,
-    max: usize,
+    /// Messages and bytes of this partition.
+    max: (usize, usize),
     pub(crate) lane: Arc<Untracked>,
 }
 
 impl Queue {
-    pub(crate) fn new(max: usize, lane: Arc<Untracked>) -> Arc<Self> {
+    pub(crate) fn new(max: (usize, usize), lane: Arc<Untracked>) -> Arc<Self> {
         Arc::new(Self { state: Mutex::default(), max, lane })
     }
 
     pub(crate) fn push(&self, stored: &Arc<Stored>, position: u64) {
         let mut st = self.state.lock();
-        if st.messages.len() >= self.max {
-            st.messages.pop_front();
+        st.bytes += stored.size as usize;
+        st.messages.push_back((stored.clone(), position));
+        // The last one stays, however large.
+        while st.messages.len() > 1
+            && (st.messages.len() > self.max.0 || st.bytes > self.max.1)
+            && let Some((oldest, _)) = st.messages.pop_front()
+        {
+            st.bytes -= oldest.size as usize;
             st.lagged += 1;
         }
-        st.messages.push_back((stored.clone(), position));
         let waker = st.waker.take();
         drop(st);
         if let Some(waker) = waker {
@@ -48,7 +57,9 @@ impl Queue {
     /// The next message, and how many were dropped before it.
     fn pop(&self) -> (u64, Option<(Arc<Stored>, u64)>) {
         let mut st = self.state.lock();
-        (std::mem::take(&mut st.lagged), st.messages.pop_front())
+        let next = st.messages.pop_front();
+        st.bytes -= next.as_ref().map_or(0, |(stored, _)| stored.size as usize);
+        (std::mem::take(&mut st.lagged), next)
     }
 
     fn wait(&self, cx: &mut Context<'_>) -> bool {
@@ -89,13 +100,53 @@ impl Settle for Untracked {
 /// A broadcast consumer.
 pub(crate) struct BroadcastConsumer {
     pub(crate) member: Arc<Member>,
+    pub(crate) topic: Arc<Topic>,
     pub(crate) queues: Vec<Arc<Queue>>,
     pub(crate) control: ConsumerControl,
     pub(crate) next: usize,
     pub(crate) _presence: Arc<Presence>,
 }
 
+impl Member {
+    /// Queues in all partitions of a topic.
+    pub(crate) fn listen(&self, topic: &Topic) -> Vec<Arc<Queue>> {
+        let max = (self.sub.max_in_flight, self.sub.max_in_flight_bytes);
+        let mut queues = Vec::new();
+        for (number, part) in topic.parts.iter().enumerate() {
+            let source = Source::new(topic.name.clone(), None).at(Some(number as u32), u64::from(self.id));
+            let queue = Queue::new(max, Arc::new(Untracked(source)));
+            part.lock().broadcast.push(queue.clone());
+            queues.push(queue);
+        }
+        queues
+    }
+
+    /// A topic was made: if this one listened to one of its name, it listens to this from now on.
+    pub(crate) fn listen_again(&self, topic: &Arc<Topic>) {
+        let (old, group) = self.seat();
+        if group.is_some() || old.name != topic.name || self.is_stopping() || self.is_crashed() {
+            return;
+        }
+        *self.remade.lock() = Some((topic.clone(), self.listen(topic)));
+        self.take_seat(topic.clone(), None);
+        self.wake();
+    }
+}
+
 impl BroadcastConsumer {
+    /// Its topic was deleted: goes on with the one that was made in its place, or makes it.
+    #[cold]
+    fn follow(&mut self) -> Result<()> {
+        let sub = &self.member.sub;
+        self.member.core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
+        let remade = self.member.remade.lock().take();
+        if let Some((topic, queues)) = remade {
+            (self.topic, self.queues, self.next) = (topic, queues, 0);
+            self.member.events.push(Event::Gap(Gap::new(self.topic.name.clone(), GapCause::Deleted)));
+        }
+        Ok(())
+    }
+
     fn one(&mut self) -> Option<Delivery> {
         for _ in 0..self.queues.len() {
             let queue = &self.queues[self.next];
@@ -126,6 +177,9 @@ impl Consumer for BroadcastConsumer {
         if self.member.flow.is_open() {
             if let Some(delivery) = self.one() {
                 return Poll::Ready(Ok(Some(delivery)));
+            }
+            if self.topic.deleted.load(Ordering::Acquire) {
+                self.follow()?;
             }
             // Every queue must know the waker, so no short cut.
             let arrived = self.queues.iter().filter(|queue| queue.wait(cx)).count();

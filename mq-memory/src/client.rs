@@ -1,20 +1,22 @@
 //! A connection to the broker: what `connect` returns.
 
 use crate::admin::MemoryAdmin;
-use crate::broadcast::{BroadcastConsumer, Queue, Untracked};
+use crate::broadcast::BroadcastConsumer;
 use crate::core::Core;
 use crate::driver::{CONNECT, MemoryDriver};
+use crate::faults::FaultPlan;
 use crate::fetch::MemoryConsumer;
 use crate::member::Member;
 use crate::presence::Presence;
 use crate::producer::MemoryProducer;
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use mq_api::{
-    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Control, Error, ErrorKind, Feature,
-    HealthSetter, HealthState, HealthWatch, Mode, Ordering as KeyOrder, Producer, ProducerSpec, Result, Source, Start,
+    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Control, Error, ErrorKind, Feature, Guarantee,
+    HealthSetter, HealthState, HealthWatch, Mode, Ordering as KeyOrder, Producer, ProducerSpec, Result, Start,
     Subscription,
 };
-use mq_core::{EngineConsumer, EngineProducer};
+use mq_core::{EngineConsumer, EngineProducer, Roster};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -32,18 +34,18 @@ pub(crate) struct Client {
     closed: AtomicBool,
     members: Mutex<Vec<Weak<Member>>>,
     producers: Mutex<Vec<Weak<MemoryProducer>>>,
-    /// With a fault plan: what goes through the engine.
-    driver: Option<Arc<MemoryDriver>>,
-    controls: Mutex<Vec<ConsumerControl>>,
-    senders: Mutex<Vec<Weak<EngineProducer>>>,
+    /// For what goes through the engine: all with a fault plan, and what is settled before the hand-over.
+    driver: Arc<MemoryDriver>,
+    /// What went through the engine.
+    roster: Roster,
 }
 
 impl Client {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
         let presence = Presence::new(&core);
-        let driver =
-            core.faults.map(|plan| Arc::new(MemoryDriver { core: core.clone(), plan, _presence: presence.clone() }));
+        let plan = core.faults.unwrap_or(FaultPlan::none());
+        let driver = Arc::new(MemoryDriver { core: core.clone(), plan, _presence: presence.clone() });
         Arc::new(Self {
             presence,
             core,
@@ -52,8 +54,7 @@ impl Client {
             members: Mutex::default(),
             producers: Mutex::default(),
             driver,
-            controls: Mutex::default(),
-            senders: Mutex::default(),
+            roster: Roster::default(),
         })
     }
 
@@ -103,19 +104,12 @@ impl Client {
         let core = &self.core;
         let topic = core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
         let id = core.next_member();
-        let (name, max) = (sub.topic.clone(), sub.max_in_flight);
         let member = Member::new(id, sub, core.clone(), topic.clone(), None, None, false);
         core.members.lock().insert(id, Arc::downgrade(&member));
         self.members.lock().push(Arc::downgrade(&member));
-        let mut queues = Vec::new();
-        for (number, part) in topic.parts.iter().enumerate() {
-            let source = Source::new(name.clone(), None).at(Some(number as u32), u64::from(id));
-            let queue = Queue::new(max, Arc::new(Untracked(source)));
-            part.lock().broadcast.push(queue.clone());
-            queues.push(queue);
-        }
+        let queues = member.listen(&topic);
         let control = ConsumerControl::new(member.clone());
-        Ok(Box::new(BroadcastConsumer { member, queues, control, next: 0, _presence: self.presence.clone() }))
+        Ok(Box::new(BroadcastConsumer { member, topic, queues, control, next: 0, _presence: self.presence.clone() }))
     }
 }
 
@@ -189,13 +183,10 @@ impl Broker for Client {
             }
             topic.group(group, Start::Oldest, false);
         }
-        if let Some(driver) = &self.driver {
+        if self.core.faults.is_some() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
-            let producer = EngineProducer::start(driver.clone(), spec, env, hooks, CONNECT).await?;
-            let mut senders = self.senders.lock();
-            senders.retain(|s| s.strong_count() > 0);
-            senders.push(Arc::downgrade(&producer));
-            drop(senders);
+            let producer = EngineProducer::start(self.driver.clone(), spec, env, hooks, CONNECT).await?;
+            self.roster.producer(&producer).await?;
             return Ok(producer);
         }
         let producer = MemoryProducer::new(self.core.clone(), topic, spec, Some(self.presence.clone()));
@@ -210,13 +201,12 @@ impl Broker for Client {
         self.core.capabilities.check(&subscription)?;
         self.no_native(&subscription.native)?;
         self.members.lock().retain(|m| m.strong_count() > 0);
-        if let (Some(driver), Mode::Group(_)) = (&self.driver, &subscription.mode) {
+        // What is settled before the hand-over has its bounds and its order from the engine.
+        let behind = self.core.faults.is_some() || subscription.guarantee == Guarantee::AtMostOnce;
+        if behind && subscription.group_name().is_some() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
-            let consumer = EngineConsumer::start(driver.clone(), subscription, env, hooks, CONNECT).await?;
-            let mut controls = self.controls.lock();
-            controls.retain(|c| c.health().current().state != HealthState::Closed);
-            controls.push(consumer.control());
-            drop(controls);
+            let consumer = EngineConsumer::start(self.driver.clone(), subscription, env, hooks, CONNECT).await?;
+            self.roster.consumer(consumer.control()).await?;
             return Ok(Box::new(consumer));
         }
         match subscription.mode.clone() {
@@ -240,16 +230,10 @@ impl Broker for Client {
         let mut report = CloseReport::default();
         let env = &self.core.env;
         let until = env.after(deadline);
-        // All start draining at once: the deadline is for all of them together.
-        let controls: Vec<_> = self.controls.lock().drain(..).collect();
-        let closing = members.iter().map(|m| m.close(deadline)).chain(controls.iter().map(|c| c.close(deadline)));
-        for one in closing.collect::<Vec<_>>() {
-            report += one.await;
-        }
-        let senders: Vec<_> = self.senders.lock().clone();
-        for sender in senders.iter().filter_map(Weak::upgrade) {
-            report += sender.close(deadline).await;
-        }
+        // All drain at once: the deadline is for all of them together.
+        let closing = join_all(members.iter().map(|m| m.close(deadline)));
+        let (closed, engine) = tokio::join!(closing, self.roster.close(deadline, async { 0 }));
+        closed.into_iter().chain([engine]).for_each(|one| report += one);
         producers.iter().for_each(|p| p.shut());
         self.health.set(HealthState::Closed, "", self.core.env.wall());
         let joined = std::pin::pin!(self.core.timer.started());

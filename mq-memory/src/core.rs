@@ -10,6 +10,7 @@ use crate::profile::Profile;
 use crate::timer::Timer;
 use crate::topic::Topic;
 use crate::trace::{Place, Trace, What};
+use crate::url::MemoryConfig;
 use mq_api::{
     Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Takeover, Topic as Name,
 };
@@ -17,7 +18,7 @@ use mq_core::{Env, Hooks};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// Bounds of a broker.
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     pub(crate) clients: AtomicUsize,
     /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
     pub(crate) faults: Option<FaultPlan>,
+    /// What it was made with.
+    pub(crate) asked: OnceLock<MemoryConfig>,
     next_member: AtomicU32,
     /// What the living handles share.
     holder: Mutex<Weak<Holder>>,
@@ -84,6 +87,7 @@ impl Core {
             dying: Mutex::default(),
             clients: AtomicUsize::new(0),
             faults,
+            asked: OnceLock::new(),
             next_member: AtomicU32::new(1),
             holder: Mutex::default(),
             start: env.now(),
@@ -100,6 +104,18 @@ impl Core {
         let made = Arc::new(Holder(self.clone()));
         *holder = Arc::downgrade(&made);
         made
+    }
+
+    /// What is still to be done changed by the operator's hand, which nobody records.
+    pub(crate) fn work_changed(&self) {
+        if let Some(trace) = &self.trace {
+            trace.changed.notify_waiters();
+        }
+    }
+
+    /// Whether somebody can reach it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.holder.lock().strong_count() > 0
     }
 
     /// A number that no member has which is there. They are used again only after four billion others, so that handles of one
@@ -186,6 +202,10 @@ impl Core {
         let first = self.env.random() % u64::from(count);
         let topic = Topic::new(name.clone(), count, self.keep(retention), exclusive, first);
         topics.insert(name.shared_name(), topic.clone());
+        drop(topics);
+        // Those who listened to one of this name that was deleted hear the new one from its first message.
+        let members: Vec<_> = self.members.lock().values().filter_map(Weak::upgrade).collect();
+        members.iter().for_each(|member| member.listen_again(&topic));
         tracing::info!(broker = self.name, topic = %name, partitions = count, "topic made");
         Ok(topic)
     }

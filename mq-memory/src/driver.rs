@@ -67,8 +67,8 @@ impl Driver for MemoryDriver {
         // Settled before the hand-over is the engine's work; the broker sees an early acknowledgement.
         let sub = sub.guarantee(Guarantee::AtLeastOnce).member(session.member.to_string());
         let (member, consumer) = seat(&self.core, sub, &group, false)?;
-        let serving =
-            Serving { core: self.core.clone(), plan: self.plan, session, member, consumer, lanes: BTreeMap::new() };
+        let (core, plan, seat) = (self.core.clone(), self.plan, member.seat());
+        let serving = Serving { core, plan, session, member, consumer, lanes: BTreeMap::new(), seat };
         Ok(Box::pin(serving.run()))
     }
 
@@ -140,6 +140,8 @@ struct Serving {
     member: Arc<Member>,
     consumer: MemoryConsumer,
     lanes: BTreeMap<(usize, u64), Arc<Lane>>,
+    /// Where those are: a topic that is made again has the same numbers.
+    seat: (Arc<Topic>, Option<Arc<Group>>),
 }
 
 impl Serving {
@@ -170,6 +172,7 @@ impl Serving {
                 },
             }
             if self.member.is_crashed() {
+                self.forget_untaken(&taken);
                 return End::Closed;
             }
             MemoryDriver::pause(&self.core, &self.plan).await;
@@ -189,12 +192,29 @@ impl Serving {
         }
     }
 
+    /// When topic or group was made again, what is held of the former is gone with it.
+    fn follow_seat(&mut self) {
+        let seat = self.member.seat();
+        let same = Arc::ptr_eq(&seat.0, &self.seat.0)
+            && seat.1.as_ref().map(Arc::as_ptr) == self.seat.1.as_ref().map(Arc::as_ptr);
+        if !same {
+            self.seat = seat;
+            let mut held = Vec::new();
+            for lane in std::mem::take(&mut self.lanes).into_values() {
+                held.clear();
+                lane.held(&mut held);
+                lane.lose(&held);
+            }
+        }
+    }
+
     fn lane(&mut self, part: usize, epoch: u64) -> Arc<Lane> {
         let session = &self.session;
         self.lanes.entry((part, epoch)).or_insert_with(|| session.open_lane(Some(part as u32), epoch)).clone()
     }
 
     fn deliver(&mut self, taken: &mut Vec<Taken>) {
+        self.follow_seat();
         let per_key = self.session.subscription.ordering == mq_api::Ordering::PerKey;
         if !per_key && taken.len() > 1 && MemoryDriver::happens(&self.core, self.plan.reorder) {
             taken.reverse();
@@ -214,21 +234,26 @@ impl Serving {
     }
 
     fn settle(&mut self, plan: &mut Plan, silent: bool) {
-        let (topic, group) = self.member.seat();
-        let Some(group) = group else { return };
+        self.follow_seat();
+        let (topic, Some(group)) = self.seat.clone() else { return };
+        let ours: Vec<u32> = self.lanes.values().map(|lane| lane.id()).collect();
         let mut exceptions = Vec::new();
-        let mut one = |token: Token, op: u64, how: Settlement| {
+        let mut one = |lane: u32, token: Token, op: u64, how: Settlement| {
+            if !ours.contains(&lane) {
+                exceptions.push((op, Settled::Stale));
+                return;
+            }
             let settled = carry(&self.member, &topic, &group, token.0 as usize, token.1, how);
             if settled == Settled::Stale {
                 exceptions.push((op, settled));
             }
         };
         for ack in plan.acks.drain(..) {
-            one(ack.token, ack.op, Settlement::Ack);
+            one(ack.lane, ack.token, ack.op, Settlement::Ack);
         }
         for other in plan.others.drain(..) {
             match other.how {
-                Carry::Settle(how) => one(other.token, other.op, how),
+                Carry::Settle(how) => one(other.lane, other.token, other.op, how),
                 Carry::Trial(_) => self.session.settles.trial_recorded(other.lane, other.token),
             }
         }
@@ -256,6 +281,22 @@ impl Serving {
             lane.lose(&held);
         }
         self.core.lose_leases(&self.member, false);
+    }
+
+    /// It died: what nobody was handed was not attempted. It comes free with the rest, when the leases end.
+    fn forget_untaken(&self, taken: &[Taken]) {
+        let (topic, Some(group)) = &self.seat else { return };
+        let never = |token: Token, attempt: u32| record_attempt(&self.member, topic, group, token, attempt - 1);
+        for one in taken {
+            never(Token(one.part as u64, one.position), one.attempt.max(1));
+        }
+        for lane in self.lanes.values() {
+            lane.visit(|slot| {
+                if !slot.settled && !slot.handed {
+                    never(slot.token, slot.attempt.max(1));
+                }
+            });
+        }
     }
 
     /// Taken and not pushed: was never handed over, so it does not count.

@@ -2,7 +2,7 @@
 
 use crate::group::Group;
 use crate::lane::MemoryLane;
-use crate::member::Member;
+use crate::member::{Member, Trouble};
 use crate::partition::Part;
 use crate::pending::Pending;
 use crate::presence::Presence;
@@ -32,7 +32,7 @@ pub(crate) struct MemoryConsumer {
     /// For [`poll_next`](Consumer::poll_next) beside its hot path; always empty between calls.
     one: Deliveries,
     /// Behind the engine's seam the driver has it.
-    _presence: Option<Arc<Presence>>,
+    presence: Option<Arc<Presence>>,
 }
 
 /// Ready results in a row after which others get a turn.
@@ -54,12 +54,12 @@ impl MemoryConsumer {
             suspect: None,
             short,
             one,
-            _presence: None,
+            presence: None,
         }
     }
 
     pub(crate) fn kept_by(mut self, presence: Arc<Presence>) -> Self {
-        self._presence = Some(presence);
+        self.presence = Some(presence);
         self
     }
 
@@ -129,7 +129,7 @@ impl MemoryConsumer {
                 "group '{}' of topic '{}' was deleted and provisioning is not Create",
                 self.group.name, topic.name
             );
-            self.member.trouble(Some(text.clone()));
+            self.member.trouble(Trouble::Group, Some(text.clone()));
             return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
         }
         // Of a new topic nothing is known: it begins at its beginning.
@@ -142,6 +142,7 @@ impl MemoryConsumer {
         let gap = Gap { count, ..Gap::new(topic.name.clone(), GapCause::Deleted) };
         self.member.events.push(Event::Gap(gap));
         self.member.take_seat(topic.clone(), Some(group.clone()));
+        self.member.trouble(Trouble::Group, None);
         self.group = group;
         self.group.join(&self.member);
         Ok(topic)
@@ -313,6 +314,10 @@ impl MemoryConsumer {
         if self.member.flow.is_shut(Gate::Stopping) {
             return Poll::Ready(Ok(0));
         }
+        if let Some(presence) = &self.presence {
+            // It may be used in another runtime than it was made in.
+            presence.be_here();
+        }
         self.member.wait(cx);
         if self.version != self.group.version()
             && let Err(error) = self.refresh()
@@ -322,6 +327,7 @@ impl MemoryConsumer {
         if self.poll_suspect(cx).is_pending() || self.member.flow.poll_credit(cx).is_pending() {
             self.budget = 0;
             self.turn_ends();
+            self.member.waits_for_room();
             // A gate may have shut meanwhile.
             return if self.member.flow.is_shut(Gate::Stopping) { Poll::Ready(Ok(0)) } else { Poll::Pending };
         }

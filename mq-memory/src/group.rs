@@ -108,6 +108,12 @@ impl Group {
         if self.members.lock().remove(&member).is_some() {
             self.rebalance();
         }
+        // Keys are parked until the member that parked them restarts.
+        for part in self.topic.upgrade().iter().flat_map(|topic| &topic.parts) {
+            if let Some(slot) = part.lock().groups.get_mut(self.number) {
+                slot.parked_keys.retain(|_, by| *by != member);
+            }
+        }
         self.assign_free();
     }
 

@@ -91,6 +91,7 @@ impl MemoryLane {
         self.member.end_suspect(self.number, first);
         if done > 0 {
             self.member.flow.give(done, bytes);
+            self.member.has_room();
             self.member.handled();
         }
         if free {

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::group::Group;
-use crate::member::Member;
+use crate::member::{Member, Trouble};
 use crate::partition::{Part, Trimmed};
 use crate::pending::{DELAYED, History};
 use crate::topic::Topic;
@@ -138,6 +138,7 @@ impl Letter<'_> {
         drop(part);
         self.member.end_suspect(self.part, self.position);
         self.member.flow.give(1, size as usize);
+        self.member.has_room();
         if free {
             self.group.assign_free();
         }
@@ -307,7 +308,7 @@ impl Letter<'_> {
                     false => dead.full().to_string(),
                 };
                 let text = format!("dead letters cannot be written, so originals wait: {why}");
-                self.member.trouble(Some(text));
+                self.member.trouble(Trouble::Letters, Some(text));
                 self.write_later(core, part, reason, error, attempts);
                 return false;
             }
@@ -315,17 +316,18 @@ impl Letter<'_> {
             letters.append(message, size, 0, spent);
             letters.wake();
         }
-        self.member.trouble(None);
+        self.member.trouble(Trouble::Letters, None);
         core.hooks.dead_lettered(&source, &reason);
         let last = error.map(|e| e.chain().to_owned());
         self.trace(core, part, What::DeadLettered { reason: reason.to_string(), error: last });
         let key = stored.message.key.as_deref().map(key_hash);
         drop(stored);
         if self.member.sub.on_dead_letter == OnDeadLetter::ParkKey
+            && self.member.sub.ordering == mq_api::Ordering::PerKey
             && let Some(key) = key
             && let Some(slot) = part.groups.get_mut(self.group.number)
         {
-            slot.parked_keys.insert(key);
+            slot.parked_keys.insert(key, self.member.id);
         }
         finish(self.topic, self.group, part, self.position)
     }

@@ -119,7 +119,8 @@ impl MemoryBroker {
         };
         let trace = config.record.then(Trace::new);
         let profile = (config.profile, config.without.as_slice());
-        let core = core::Core::new(config.name, profile, limits, env, (hooks, listens), trace, config.faults);
+        let core = core::Core::new(config.name.clone(), profile, limits, env, (hooks, listens), trace, config.faults);
+        let _ = core.asked.set(config);
         Ok(Self::of(core))
     }
 
@@ -135,15 +136,10 @@ impl MemoryBroker {
         let mut registry = registry().lock();
         registry.retain(|_, core| core.strong_count() > 0);
         if let Some(core) = registry.get(&config.name).and_then(Weak::upgrade)
-            && core.clients.load(std::sync::atomic::Ordering::Acquire) > 0
+            && core.is_held()
         {
-            if core.profile != config.profile {
-                let text = format!(
-                    "memory://{} runs with profile '{}', '{}' was asked for; use another name",
-                    config.name,
-                    core.profile.as_str(),
-                    config.profile.as_str()
-                );
+            if let Some(option) = core.asked.get().and_then(|running| config.differs_from(running)) {
+                let text = format!("memory://{} runs with another {option}; use another name", config.name);
                 return Err(Error::new(ErrorKind::Config, text));
             }
             return Ok(Self::of(core));
@@ -216,7 +212,9 @@ impl MemoryBroker {
 
     fn member(&self, name: &str) -> Option<Arc<member::Member>> {
         let members = self.core.members.lock();
-        members.values().filter_map(Weak::upgrade).find(|m| &*m.name == name && !m.is_crashed())
+        // Of several of one name the first that came: not one by chance.
+        let alive = members.values().filter_map(Weak::upgrade).filter(|m| &*m.name == name && !m.is_crashed());
+        alive.min_by_key(|m| m.id)
     }
 
     /// Groups of this topic; none if there is no such topic.

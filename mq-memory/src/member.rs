@@ -1,6 +1,9 @@
 //! A member: one consumer of the broker, its bounds, health, events, and its end.
 
 mod absence;
+mod condition;
+
+pub(crate) use condition::Trouble;
 
 use crate::broadcast::Queue;
 use crate::clock::Clock;
@@ -13,7 +16,7 @@ use futures_core::future::BoxFuture;
 use mq_api::{
     CloseReport, Control, EventLog, Events, HealthSetter, HealthState, HealthWatch, Source, Stored, Subscription,
 };
-use mq_core::{Flow, Gate, Policy};
+use mq_core::{Deadline, Flow, Gate, Policy};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,6 +24,9 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// A topic, and a queue in each of its partitions.
+pub(crate) type Heard = (Arc<Topic>, Vec<Arc<Queue>>);
 
 pub(crate) struct Member {
     pub(crate) id: u32,
@@ -48,14 +54,18 @@ pub(crate) struct Member {
     /// Rises with every freeze and thaw; odd while frozen.
     freezes: AtomicU32,
     /// Broadcast queues that are out of the topic while it is away.
+    /// What listens to a topic that was made in place of a deleted one, until it is looked at.
+    pub(crate) remade: Mutex<Option<Heard>>,
     unplugged: Mutex<Vec<(usize, Arc<Queue>)>>,
     health: HealthSetter,
     waker: Mutex<Option<Waker>>,
     streak: AtomicU32,
     /// When the pause of a transient failure ends.
     paused_until: Mutex<Option<Instant>>,
-    trouble: Mutex<Option<String>>,
-    closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
+    troubles: Mutex<[Option<String>; 3]>,
+    /// It waited for room since it last had some, and health says so.
+    full: AtomicBool,
+    closing: Mutex<Option<(watch::Receiver<Option<CloseReport>>, Deadline)>>,
     /// The crash suspect in hand: nothing else goes out beside it.
     suspect: Mutex<Option<(usize, u64)>>,
     me: Weak<Member>,
@@ -90,11 +100,13 @@ impl Member {
             plain: AtomicBool::new(plain),
             away: Mutex::default(),
             freezes: AtomicU32::new(0),
+            remade: Mutex::default(),
             unplugged: Mutex::default(),
             waker: Mutex::default(),
             streak: AtomicU32::new(0),
             paused_until: Mutex::default(),
-            trouble: Mutex::default(),
+            troubles: Mutex::default(),
+            full: AtomicBool::new(false),
             closing: Mutex::default(),
             suspect: Mutex::default(),
             me: me.clone(),
@@ -127,7 +139,8 @@ impl Member {
         let Some(name) = self.sub.dead_letter_topic() else { return };
         match self.core.letters_topic(&name, self.sub.provisioning) {
             Ok(topic) => *self.dead.lock() = Some(topic),
-            Err(error) => self.trouble(Some(format!("dead letters cannot be written, so originals wait: {error}"))),
+            Err(error) => self
+                .trouble(Trouble::Letters, Some(format!("dead letters cannot be written, so originals wait: {error}"))),
         }
     }
 
@@ -192,78 +205,6 @@ impl Member {
         self.plain.load(Ordering::Relaxed)
     }
 
-    /// Something the handler depends on is down: pause, longer each time in a row.
-    pub(crate) fn transient(&self) {
-        if !self.flow.shut(Gate::Transient) {
-            return;
-        }
-        let streak = self.streak.fetch_add(1, Ordering::SeqCst);
-        self.plain.store(false, Ordering::SeqCst);
-        let until = self.core.env.after(self.policy.transient_pause(streak));
-        *self.paused_until.lock() = Some(until);
-        self.refresh();
-        let me = self.me.clone();
-        self.core.timer.at(until, move || {
-            if let Some(me) = me.upgrade() {
-                *me.paused_until.lock() = None;
-                me.flow.open(Gate::Transient);
-                me.refresh();
-                me.wake();
-            }
-        });
-    }
-
-    /// How long it takes nothing because of a transient failure, also one that is about to be counted.
-    pub(crate) fn pause_ahead(&self, fails_now: bool) -> Duration {
-        match *self.paused_until.lock() {
-            Some(until) => until.saturating_duration_since(self.core.env.now()),
-            None if fails_now => self.policy.transient_pause(self.streak.load(Ordering::SeqCst)),
-            None => Duration::ZERO,
-        }
-    }
-
-    /// Something was handled: the next transient failure is the first again.
-    pub(crate) fn handled(&self) {
-        if self.flow.is_shut(Gate::Transient) {
-            return;
-        }
-        self.streak.store(0, Ordering::SeqCst);
-        self.plain.store(!self.core.watched, Ordering::SeqCst);
-        // It may have died meanwhile.
-        if self.crashed.load(Ordering::SeqCst) {
-            self.plain.store(false, Ordering::SeqCst);
-        }
-    }
-
-    pub(crate) fn trouble(&self, reason: Option<String>) {
-        let mut trouble = self.trouble.lock();
-        if *trouble != reason {
-            *trouble = reason;
-            drop(trouble);
-            self.refresh();
-        }
-    }
-
-    pub(crate) fn refresh(&self) {
-        let (state, reason) = if self.flow.is_shut(Gate::Stopping) {
-            (HealthState::Closed, String::new())
-        } else if let Some(reason) = self.away.lock().clone() {
-            (HealthState::Reconnecting, reason)
-        } else if self.flow.is_shut(Gate::Paused) {
-            (HealthState::Paused, "by the program".to_owned())
-        } else if self.flow.is_shut(Gate::Transient) {
-            (HealthState::Paused, "a transient failure: something the handler depends on is down".to_owned())
-        } else if let Some(trouble) = self.trouble.lock().clone() {
-            (HealthState::Degraded, trouble)
-        } else if self.flow.in_flight() >= self.flow.max() {
-            (HealthState::Backpressured, format!("{} deliveries are in flight", self.flow.max()))
-        } else {
-            (HealthState::Running, String::new())
-        };
-        self.core.hooks.health(&self.sub.topic, state, &reason);
-        self.health.set(state, reason, self.core.env.wall());
-    }
-
     pub(crate) fn trace_delivered(&self, source: &Source, position: u64, stored: &Stored, attempt: u32) {
         self.core.hooks.delivered(source, 1);
         if let Some(trace) = &self.core.trace {
@@ -299,6 +240,10 @@ impl Member {
                     let source = Source::new(topic.name.clone(), Some(group.name.clone())).at(Some(number as u32), 0);
                     let id = part.stored(*position).map(|s| s.message.id.clone()).unwrap_or_default();
                     trace.push(What::Released, self.place(&source, *position), &id);
+                }
+                if let Some(history) = part.groups.get_mut(group.number).and_then(|slot| slot.history.get_mut(position))
+                {
+                    history.untried();
                 }
                 give_back(&self.core, (&topic, number), &group, part, (*position, entry.attempt()), self.suspect_at());
             }
@@ -377,20 +322,25 @@ impl Control for Member {
     }
 
     fn close(&self, deadline: Duration) -> BoxFuture<'static, CloseReport> {
+        let until = self.core.env.after(deadline);
         let mut closing = self.closing.lock();
         let mut done = match (&*closing, self.me.upgrade()) {
-            (Some(done), _) => done.clone(),
+            // The first call does it, and the earliest deadline of all calls counts.
+            (Some((done, deadline)), _) => {
+                deadline.at_latest(until);
+                done.clone()
+            }
             (None, Some(me)) => {
                 let (told, done) = watch::channel(None);
-                *closing = Some(done.clone());
+                let deadline = Deadline::new(until);
+                *closing = Some((done.clone(), deadline.clone()));
                 self.flow.shut(Gate::Stopping);
                 self.refresh();
                 self.wake();
                 let core = self.core.clone();
                 let end = End { member: me, told };
                 core.env.spawn(async move {
-                    let drained = std::future::poll_fn(|cx| end.member.flow.poll_drained(cx));
-                    let _ = tokio::time::timeout(deadline, drained).await;
+                    deadline.within(std::future::poll_fn(|cx| end.member.flow.poll_drained(cx))).await;
                     drop(end);
                 });
                 done

@@ -45,6 +45,8 @@ pub(crate) struct Part {
     pub(crate) waiting: bool,
     pub(crate) broadcast: Vec<Arc<Queue>>,
     spare: Vec<Arc<Stored>>,
+    /// Cells whose message was taken out of the middle.
+    holes: u64,
 }
 
 pub(crate) type SharedPart = Arc<Mutex<Part>>;
@@ -100,15 +102,18 @@ impl Part {
     #[inline(never)]
     fn make_room(&mut self, size: u32, keep: &Keep) -> bool {
         // Looked at before anything is dropped: a message that will be refused must not cost the history.
-        let (mut count, mut bytes) = (self.log.len() as u64, self.bytes);
+        // Holes are no messages.
+        let (mut count, mut bytes) = (self.log.len() as u64 - self.holes, self.bytes);
         let (head, handled) = (self.log.head(), self.handled());
         let mut end = head;
         while !keep.admits(count, bytes, size) {
             if end >= handled {
                 return false;
             }
-            bytes -= self.stored(end).map_or(0, |stored| u64::from(stored.size));
-            (end, count) = (end + 1, count - 1);
+            if let Some(stored) = self.stored(end) {
+                (count, bytes) = (count - 1, bytes - u64::from(stored.size));
+            }
+            end += 1;
         }
         (head..end).for_each(|_| self.drop_oldest());
         true
@@ -179,8 +184,9 @@ impl Part {
     fn take_oldest(&mut self) -> Option<Arc<Stored>> {
         let stored = self.log.front_mut()?.stored.take();
         self.log.retire();
-        if let Some(stored) = &stored {
-            self.bytes -= u64::from(stored.size);
+        match &stored {
+            Some(stored) => self.bytes -= u64::from(stored.size),
+            None => self.holes = self.holes.saturating_sub(1),
         }
         stored
     }
@@ -277,6 +283,7 @@ impl Part {
         let Some(cell) = self.log.get_mut(position) else { return false };
         let Some(stored) = cell.stored.take() else { return false };
         self.bytes -= u64::from(stored.size);
+        self.holes += 1;
         for group in &mut self.groups {
             if group.entries.get(position).is_some_and(|e| !e.is(crate::pending::HELD)) {
                 self.waiting |= group.end(position);
@@ -293,6 +300,7 @@ impl Part {
                 group.advance();
             }
             self.log.retire();
+            self.holes -= 1;
         }
         true
     }

@@ -121,7 +121,7 @@ pub(crate) struct Rare {
     pub(crate) lost: Vec<(u64, u32, Waker)>,
     pub(crate) deleted: bool,
     /// Under `ParkKey`: keys whose message was dead-lettered.
-    pub(crate) parked_keys: BTreeSet<u64>,
+    pub(crate) parked_keys: BTreeMap<u64, u32>,
 }
 
 impl Deref for GroupPart {

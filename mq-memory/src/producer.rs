@@ -79,8 +79,9 @@ impl MemoryProducer {
         {
             return Ok(topic.clone());
         }
-        let fresh =
-            self.core.topic(&self.spec.topic, self.spec.partitions, self.spec.retention, self.spec.provisioning)?;
+        let (spec, none) = (&self.spec, mq_api::Outcome::NotSent);
+        let fresh = self.core.topic(&spec.topic, spec.partitions, spec.retention, spec.provisioning);
+        let fresh = fresh.map_err(|error| error.with_outcome(none))?;
         Ok(again.insert(fresh).clone())
     }
 

@@ -2,6 +2,7 @@
 
 use crate::lane::MemoryLane;
 use crate::letter::{Letter, finish};
+use crate::member::Trouble;
 use crate::partition::Part;
 use crate::pending::{BLOCKED, Pending};
 use mq_api::{Deliveries, Delivery, Guarantee, Position, Reason, Stored, Ticket};
@@ -146,13 +147,23 @@ pub(crate) fn take_slow(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out
             *entry = Pending::held(member.id, attempt, stored.size, member.tick());
         }
         if let Some(key) = stored.message.key.as_deref().map(key_hash)
-            && group.parked_keys.contains(&key)
+            && group.parked_keys.contains_key(&key)
         {
             let error = mq_api::Failure::failed("an earlier message of its key was dead-lettered");
             let (reason, error) = (Reason::Other("key-parked".into()), Some(Box::new(error)));
             let how = Settlement::DeadLetter { reason, error, attempts: attempt - 1 };
             let (topic, group) = (&lane.topic, &lane.group);
             Letter { topic, group, part: lane.number, position, attempt, member }.settle(&member.core, part, how);
+            continue;
+        }
+        if suspect.is_some()
+            && group.history.get(&position).is_some_and(|h| h.trials >= member.policy.crash_trials)
+            && member.suspect_at() != u32::MAX
+        {
+            // Its dead letter could not be written when its last consumer died with it.
+            let (topic, group) = (&lane.topic, &lane.group);
+            let letter = Letter { topic, group, part: lane.number, position, attempt: attempt - 1, member };
+            letter.settle_crashed(&member.core, part);
             continue;
         }
         if suspect.is_some() {
@@ -191,7 +202,7 @@ fn next_new(lane: &MemoryLane, part: &mut Part) -> Option<u64> {
             let what = full.then(|| {
                 format!("partition {} waits: {} messages are behind delayed keys", lane.number, gate.waiting())
             });
-            lane.member.trouble(what);
+            lane.member.trouble(Trouble::Keys, what);
             if full {
                 return None;
             }

@@ -79,8 +79,15 @@ impl MemoryConfig {
             return Err(bad("memory URL: port, user and password have no meaning; use memory://name".into()));
         }
         let mut config = Self { name: url.host_str().unwrap_or_default().to_owned(), ..Self::default() };
+        if let Some(fragment) = url.fragment() {
+            return Err(bad(format!("memory URL: '#{fragment}' has no meaning; parameters begin with '?'")));
+        }
         let mut partitions = None;
+        let mut seen = std::collections::BTreeSet::new();
         for (key, text) in url.query_pairs() {
+            if !seen.insert(key.to_string()) {
+                return Err(bad(format!("memory URL: parameter '{key}' is given twice")));
+            }
             match &*key {
                 "profile" => {
                     config.profile = Profile::by_name(&text).ok_or_else(|| {
@@ -104,6 +111,27 @@ impl MemoryConfig {
             return Err(bad(format!("memory URL: partitions must be 1 to {max} for this profile")));
         }
         Ok(config)
+    }
+
+    /// The first option that was given here and is another there.
+    pub(crate) fn differs_from(&self, running: &Self) -> Option<&'static str> {
+        let usual = Self::profile(self.profile);
+        let given = |here: bool, same: bool| here && !same;
+        let options = [
+            ("profile", given(true, self.profile == running.profile)),
+            ("partitions", given(self.partitions != usual.partitions, self.partitions == running.partitions)),
+            ("history", given(self.history != usual.history, self.history == running.history)),
+            ("capacity", given(self.capacity != usual.capacity, self.capacity == running.capacity)),
+            (
+                "capacity_bytes",
+                given(self.capacity_bytes != usual.capacity_bytes, self.capacity_bytes == running.capacity_bytes),
+            ),
+            ("seed", given(self.seed.is_some(), self.seed == running.seed)),
+            ("record", given(self.record, self.record == running.record)),
+            ("without", given(!self.without.is_empty(), self.without == running.without)),
+            ("faults", given(self.faults.is_some(), self.faults == running.faults)),
+        ];
+        options.into_iter().find_map(|(name, differs)| differs.then_some(name))
     }
 
     /// By profile, with the defaults.

@@ -198,3 +198,21 @@ async fn drops_and_nacks_while_closing() {
     });
     rig.assert_nothing_left().await;
 }
+
+/// "Closes all of it within `deadline`, side by side": the deadline is for consumers and producers together.
+#[tokio::test(start_paused = true)]
+async fn a_roster_closes_within_its_deadline() {
+    let rig = crate::rig::Rig::new();
+    rig.toy.publish("m", 1, 10);
+    let roster = mq_core::Roster::default();
+    let mut consumer = rig.reader(crate::rig::sub()).await;
+    let _held = mq_api::ConsumerExt::recv(&mut consumer).await.unwrap().unwrap();
+    roster.consumer(mq_api::Consumer::control(&consumer)).await.unwrap();
+    let producer = rig.producer("orders").await;
+    rig.script.writes(|_| crate::script::Write::Silent);
+    drop(mq_api::Producer::send(&*producer, mq_api::Message::new("x")));
+    roster.producer(&producer).await.unwrap();
+    let start = tokio::time::Instant::now();
+    roster.close(crate::rig::secs(25), async { 0 }).await;
+    assert!(start.elapsed() < crate::rig::secs(30), "close(25 s) took {:?}", start.elapsed());
+}

@@ -183,3 +183,27 @@ async fn clean_restarts_make_nobody_a_suspect() {
     assert_eq!(take(&mut consumer, 5).await.len(), 5);
     assert!(rig.toy.with(|st| st.trials.is_empty() && st.dead.is_empty()));
 }
+
+/// As `what_comes_after_a_suspect_waits_until_the_broker_has_its_settlement`, for one that fails, where copies are published.
+#[tokio::test(start_paused = true)]
+async fn what_comes_after_a_suspect_waits_until_its_copy_is_confirmed() {
+    for permanent in [true, false] {
+        let rig = Rig::new();
+        suspects(&rig, &["s", "a"], &["s"]).await;
+        let mut consumer = rig.pusher(sub(), 10).await;
+        let next = tokio::time::timeout(secs(9), consumer.recv()).await.expect("goes on").unwrap().unwrap();
+        assert_eq!(next.id.to_string(), "s");
+        // The broker answers the relay late.
+        rig.script.set_write_delay(secs(5));
+        match permanent {
+            true => drop(next.dead_letter("bad")),
+            false => drop(next.nack_after(secs(60), "later")),
+        }
+        let early = tokio::time::timeout(secs(4), consumer.recv()).await;
+        assert_eq!(rig.toy.counts().1, 0, "no dead letter yet");
+        assert!(
+            early.is_err(),
+            "'a' goes out while the broker still has 's' with its trial on it; permanent: {permanent}"
+        );
+    }
+}

@@ -9,6 +9,7 @@ mod producer;
 use crate::client::Client;
 use crate::core::Core;
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use mq_api::{
     Admin, Broker, Capabilities, CloseReport, Consumer, Error, ErrorKind, HealthWatch, Producer, ProducerSpec, Result,
     Subscription,
@@ -164,11 +165,13 @@ impl Broker for LinkedBroker {
 
     async fn close(&self, deadline: Duration) -> CloseReport {
         let producers: Vec<_> = self.producers.lock().iter().filter_map(Weak::upgrade).collect();
+        let until = self.client.core.env.after(deadline);
         let mut report = CloseReport::default();
-        for producer in producers {
-            report += producer.close(deadline).await;
+        // Side by side, and the deadline is for all together.
+        for closed in join_all(producers.iter().map(|producer| producer.close(deadline))).await {
+            report += closed;
         }
-        report += self.client.close(deadline).await;
+        report += self.client.close(until.saturating_duration_since(self.client.core.env.now())).await;
         report
     }
 }

@@ -40,7 +40,9 @@ impl Member {
         *self.away.lock() = None;
         let (topic, group) = self.seat();
         self.join_again(group);
-        for (number, queue) in self.unplugged.lock().drain(..) {
+        let unplugged: Vec<_> = self.unplugged.lock().drain(..).collect();
+        // One that closed meanwhile has gone.
+        for (number, queue) in unplugged.into_iter().filter(|_| !self.is_stopping()) {
             topic.parts[number].lock().broadcast.push(queue);
             let partition = Some(number as u32);
             let gap = Gap { partition, ..Gap::new(topic.name.clone(), GapCause::Disconnected) };
