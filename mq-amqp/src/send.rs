@@ -233,7 +233,7 @@ fn refused_size(words: &str) -> Option<usize> {
 
 #[cold]
 fn unroutable() -> Error {
-    let text = "no queue took the message; make the group first, or list it in the producer's groups";
+    let text = "no queue took the message: no group is there yet; name it, as in ProducerSpec::new(topic).group(name), or make it first";
     Error::new(ErrorKind::Unroutable, text).with_outcome(Outcome::Rejected)
 }
 
