@@ -179,7 +179,20 @@ async fn p6_5_nothing_blocks_the_runtime(t: Test) -> Check {
     let c = t.connect().await?;
     let sender = t.sender(&c).await?;
     let mut member = t.member(&c, "a").await?;
-    // A clock that ticks in the same thread: whoever blocks the runtime makes a tick late.
+    // A clock that ticks in the same thread: whoever blocks the runtime makes a tick late. So does a busy machine, which makes
+    // one late that ticks in a thread of its own, too.
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let beside = std::thread::spawn(move || {
+        let mut worst = Duration::ZERO;
+        loop {
+            let watch = std::time::Instant::now();
+            let over = stopped.recv_timeout(Duration::from_millis(10));
+            worst = worst.max(watch.elapsed());
+            if over != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                return worst;
+            }
+        }
+    });
     let ticker = t.spawn(async move {
         let mut worst = Duration::ZERO;
         for _ in 0..60 {
@@ -193,7 +206,10 @@ async fn p6_5_nothing_blocks_the_runtime(t: Test) -> Check {
     member.ack_next(labels.len()).await?;
     member.close().await;
     let worst = ticker.await.doing("the ticker")?;
-    ensure!(worst < Duration::from_millis(200), "something blocked the runtime for {worst:?}");
+    drop(stop);
+    let busy = beside.join().unwrap_or_default();
+    let limit = Duration::from_millis(200) + 3 * busy;
+    ensure!(worst < limit, "something blocked the runtime for {worst:?}; a thread beside it was late by {busy:?}");
     Ok(())
 }
 
