@@ -71,7 +71,7 @@ pub enum DeadLetterPolicy {
     Discard,
 }
 
-/// Under [`Ordering::PerKey`]: what becomes of a key whose message was dead-lettered.
+/// Under [`Ordering::PerKey`](crate::Ordering::PerKey): what becomes of a key whose message was dead-lettered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnDeadLetter {
     /// The key goes on.
