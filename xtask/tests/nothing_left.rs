@@ -74,7 +74,17 @@ impl Place {
         let log = PathBuf::from(format!("{}.log", self.folder.display()));
         let out = std::fs::File::create(&log).unwrap();
         let err = out.try_clone().unwrap();
-        let mut run = self.xtask(&RUN).stdout(out).stderr(err).process_group(0).spawn().unwrap();
+        // A shell that starts these tests in the background has them ignore Ctrl-C, and so whatever they start.
+        let xtask = self.xtask(&RUN);
+        let mut run = Command::new("env");
+        run.arg("--default-signal=INT").arg(xtask.get_program()).args(xtask.get_args()).current_dir("..");
+        for (name, value) in xtask.get_envs() {
+            match value {
+                Some(value) => run.env(name, value),
+                None => run.env_remove(name),
+            };
+        }
+        let mut run = run.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0).spawn().unwrap();
         // Long enough for a build of the client, should it be missing.
         let began = eventually(Duration::from_secs(600), || self.processes() >= PROCESSES || ended(&mut run));
         assert!(began && !ended(&mut run), "no servers: {}", std::fs::read_to_string(&log).unwrap_or_default());

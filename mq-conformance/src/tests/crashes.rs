@@ -85,17 +85,14 @@ async fn p4_8_poison_neighbours_are_innocent(t: Test) -> Check {
 async fn p4_8_a_suspect_that_was_settled_is_not_blamed_for_the_next(t: Test) -> Check {
     let c = t.connect().await?;
     let sender = t.sender(&c).await?;
-    for n in 0..2 {
-        for label in ["before", "poison", "after"] {
-            sender.send(&format!("{label}{n}")).await?;
-        }
+    // One poison: a second could kill between a dead letter and its settlement, which may repeat the letter.
+    for label in ["before0", "before1", "before2", "poison", "after0", "after1"] {
+        sender.send(label).await?;
     }
     let lives = die_with(&t, "poison", &t.sub().max_in_flight(32).crash_trials(1), 12, false).await?;
     t.note(format_args!("{lives} died"));
-    let letters = t.dead_letters(&c, GROUP, 2).await?;
-    let mut died: Vec<_> = letters.iter().map(|d| String::from_utf8_lossy(d.payload_bytes()).into_owned()).collect();
-    died.sort();
-    ensure_eq!(died, ["poison0", "poison1"], "the dead letters");
+    let letters = t.dead_letters(&c, GROUP, 1).await?;
+    ensure_eq!(letters[0].payload_bytes(), b"poison", "the one dead letter");
     t.all_settled(&c, GROUP).await
 }
 
