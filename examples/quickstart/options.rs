@@ -36,10 +36,6 @@ impl Options {
         let mut options = Self { url, kill: 1, ..Self::default() };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
-            if flag == "--help" {
-                println!("{USAGE}");
-                std::process::exit(0);
-            }
             let mut value = || args.next().ok_or_else(|| format!("{flag} needs a value\n{USAGE}"));
             match flag.as_str() {
                 "--processes" => options.processes = Some(number(&value()?)?),
@@ -54,6 +50,10 @@ impl Options {
                         "double" => Sabotage::Double,
                         other => return Err(format!("--sabotage {other} is unknown\n{USAGE}")),
                     });
+                }
+                "--help" => {
+                    println!("{USAGE}");
+                    std::process::exit(0);
                 }
                 _ => return Err(format!("{flag} is unknown\n{USAGE}")),
             }

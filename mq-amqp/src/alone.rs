@@ -144,9 +144,7 @@ impl Alone {
     /// What to write so that one of this queue goes back uncounted.
     pub(crate) fn release(&self, tag: u64, message: Option<Arc<Stored>>) -> Option<Copy> {
         let mut notes = *self.held.get(&tag)?;
-        if notes.armed.take().is_some() {
-            notes.trials = notes.trials.saturating_sub(1);
-        }
+        notes.untried();
         let message = message?.message.clone();
         Some(Copy { token: Token(tag, ALONE), to: To::Alone, message, notes })
     }
@@ -202,12 +200,13 @@ impl Alone {
     }
 }
 
+/// Bits of a record's number that are chance.
+const CHANCE: u32 = 22;
+
 /// The number of a record: when it was made, so that an outage is known to have come later, and chance.
 fn number(now: u64, random: u64) -> u64 {
     (now << CHANCE | random & ((1 << CHANCE) - 1)) & (u64::MAX >> 1)
 }
-
-const CHANCE: u32 = 22;
 
 /// What a copy that was found in the queue is.
 enum Found {
@@ -220,8 +219,7 @@ enum Found {
 fn found(tag: u64, redelivered: bool, arrived: Arrived, outage: &Range<u64>) -> Found {
     let mut notes = arrived.notes;
     if notes.armed.is_some_and(|armed| !redelivered || outage.contains(&(armed >> CHANCE))) {
-        notes.armed = None;
-        notes.trials = notes.trials.saturating_sub(1);
+        notes.untried();
         return Found::Uncounted(Copy { token: Token(tag, ALONE), to: To::Alone, message: arrived.message, notes });
     }
     let mut incoming = Incoming::new(Token(tag, ALONE), Position::default(), arrived.message);

@@ -45,6 +45,15 @@ pub(crate) struct Notes {
     pub(crate) armed: Option<u64>,
 }
 
+impl Notes {
+    /// The trial that is recorded, if one is, was none.
+    pub(crate) fn untried(&mut self) {
+        if self.armed.take().is_some() {
+            self.trials = self.trials.saturating_sub(1);
+        }
+    }
+}
+
 /// A message ready to publish.
 pub(crate) struct Outbound {
     pub(crate) properties: BasicProperties,

@@ -1,6 +1,6 @@
 //! The consumer of a backend behind a network: hands out of the inbox, supervises the session, drains at close.
 
-use crate::deadline::Deadline;
+use crate::deadline::{Closing, Deadline};
 use crate::env::Env;
 use crate::flow::Gate;
 use crate::hooks::Hooks;
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 struct Rx<D> {
@@ -115,7 +115,7 @@ struct Core {
     session: Arc<dyn CurrentSession>,
     tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
     keeper_stop: Stop,
-    closing: Mutex<Option<(watch::Receiver<Option<CloseReport>>, Deadline)>>,
+    closing: Closing,
 }
 
 /// The [`Consumer`] of a backend behind a network.
@@ -190,7 +190,7 @@ impl EngineConsumer {
             session: current,
             tasks: Mutex::new(Some((supervisor, keeper))),
             keeper_stop,
-            closing: Mutex::default(),
+            closing: Closing::default(),
         });
         let consumer = Self { control: ConsumerControl::new(core.clone()), core, budget: 0, one: Deliveries::new() };
         // An error, or a cancelled call, drops the consumer, which stops its tasks.
@@ -233,7 +233,7 @@ impl Consumer for EngineConsumer {
 
 impl Drop for EngineConsumer {
     fn drop(&mut self) {
-        if self.core.closing.lock().is_none() {
+        if !self.core.closing.is_begun() {
             // Not closed: what is buffered goes back, what is in hand stays settleable until it is settled or late.
             drop(self.core.close(Duration::from_secs(5)));
         }
@@ -262,22 +262,8 @@ impl Control for Core {
     }
 
     fn close(&self, deadline: Duration) -> BoxFuture<'static, CloseReport> {
-        let (told, mut done) = watch::channel(None);
-        let until = self.shared.env.after(deadline);
-        let mut begun = None;
-        match &mut *self.closing.lock() {
-            // The first call does it, and the earliest deadline of all calls counts.
-            Some((before, deadline)) => {
-                done = before.clone();
-                deadline.at_latest(until);
-            }
-            closing => {
-                let deadline = Deadline::new(until);
-                *closing = Some((done.clone(), deadline.clone()));
-                begun = Some(deadline);
-            }
-        }
-        if let Some(deadline) = begun {
+        let (begun, report) = self.closing.ask(self.shared.env.after(deadline));
+        if let Some(begun) = begun {
             let tasks = self.tasks.lock().take();
             self.shared.flow.shut(Gate::Stopping);
             self.draining.cancel();
@@ -294,16 +280,11 @@ impl Control for Core {
                 session: self.session.clone(),
             };
             self.shared.env.spawn(async move {
-                let report = drain.run(deadline, tasks).await;
-                told.send_replace(Some(report));
+                let report = drain.run(&begun.deadline, tasks).await;
+                begun.tell(report);
             });
         }
-        Box::pin(async move {
-            match done.wait_for(Option::is_some).await {
-                Ok(report) => report.unwrap_or_default(),
-                Err(_) => CloseReport::default(),
-            }
-        })
+        report
     }
 }
 
@@ -317,7 +298,7 @@ struct Drain {
 }
 
 impl Drain {
-    async fn run(self, deadline: Deadline, tasks: Option<(JoinHandle<()>, JoinHandle<()>)>) -> CloseReport {
+    async fn run(self, deadline: &Deadline, tasks: Option<(JoinHandle<()>, JoinHandle<()>)>) -> CloseReport {
         let mut report = CloseReport::default();
         deadline.within(std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx))).await;
         // The deadline passed with deliveries in hand: they go back.
@@ -326,16 +307,11 @@ impl Drain {
         deadline.within(self.shared.no_orphans()).await;
         // Also with the deadline passed, what was just given back gets a moment to reach the broker.
         if let Some(settles) = self.session.settles() {
-            let moment = self.shared.env.now() + Duration::from_millis(500);
-            if deadline.within(settles.flushed()).await.is_none() {
-                let _ = tokio::time::timeout_at(moment, settles.flushed()).await;
-            }
+            deadline.within_or(Duration::from_millis(500), settles.flushed()).await;
         }
         self.stop.cancel();
         if let Some((mut supervisor, keeper)) = tasks {
-            let grace = self.shared.env.now() + Duration::from_secs(2);
-            let ended = deadline.within(&mut supervisor).await.is_some();
-            if !ended && tokio::time::timeout_at(grace, &mut supervisor).await.is_err() {
+            if deadline.within_or(Duration::from_secs(2), &mut supervisor).await.is_none() {
                 report.abandoned += 1;
                 supervisor.abort();
                 let _ = supervisor.await;

@@ -48,7 +48,7 @@ mod tries;
 mod window;
 
 pub use consumer::EngineConsumer;
-pub use deadline::Deadline;
+pub use deadline::{Begun, Closing, Deadline};
 pub use env::Env;
 pub use flow::{Credit, Flow, Gate};
 pub use hold::SlotView;

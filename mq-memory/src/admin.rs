@@ -110,8 +110,7 @@ impl Admin for MemoryAdmin {
         let Some(found) = self.core.topics.lock().remove(topic.as_str()) else { return Ok(false) };
         found.deleted.store(true, Ordering::Release);
         found.live_groups().iter().for_each(|group| group.delete());
-        let members: Vec<_> = self.core.members.lock().values().filter_map(std::sync::Weak::upgrade).collect();
-        members.iter().for_each(|member| member.wake());
+        self.core.live_members().iter().for_each(|member| member.wake());
         self.core.work_changed();
         Ok(true)
     }

@@ -44,7 +44,7 @@ impl Client {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
         let health = HealthSetter::new(HealthState::Running, core.env.wall());
         let presence = Presence::new(&core);
-        let plan = core.faults.unwrap_or(FaultPlan::none());
+        let plan = core.config.faults.unwrap_or(FaultPlan::none());
         let driver = Arc::new(MemoryDriver { core: core.clone(), plan, _presence: presence.clone() });
         Arc::new(Self {
             presence,
@@ -183,7 +183,7 @@ impl Broker for Client {
             }
             topic.group(group, Start::Oldest, false);
         }
-        if self.core.faults.is_some() {
+        if self.core.config.faults.is_some() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
             let producer = EngineProducer::start(self.driver.clone(), spec, env, hooks, CONNECT).await?;
             self.roster.producer(&producer).await?;
@@ -202,7 +202,7 @@ impl Broker for Client {
         self.no_native(&subscription.native)?;
         self.members.lock().retain(|m| m.strong_count() > 0);
         // What is settled before the hand-over has its bounds and its order from the engine.
-        let behind = self.core.faults.is_some() || subscription.guarantee == Guarantee::AtMostOnce;
+        let behind = self.core.config.faults.is_some() || subscription.guarantee == Guarantee::AtMostOnce;
         if behind && subscription.group_name().is_some() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
             let consumer = EngineConsumer::start(self.driver.clone(), subscription, env, hooks, CONNECT).await?;

@@ -1,44 +1,26 @@
 //! The broker itself: topics, members, clock. Handles share it; it lives while one of them does.
 
-use crate::faults::FaultPlan;
 use crate::group::Group;
 use crate::letter::{Letter, give_back};
 use crate::member::Member;
 use crate::partition::{Keep, Part};
 use crate::pending::ANYBODY;
-use crate::profile::Profile;
 use crate::timer::Timer;
 use crate::topic::Topic;
 use crate::trace::{Place, Trace, What};
 use crate::url::MemoryConfig;
-use mq_api::{
-    Capabilities, Error, ErrorKind, Feature, Provisioning, Result, Retention, Support, Takeover, Topic as Name,
-};
+use mq_api::{Capabilities, Error, ErrorKind, Provisioning, Result, Retention, Support, Takeover, Topic as Name};
 use mq_core::{Env, Hooks};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Bounds of a broker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
-    /// Partitions of a topic that is made without a count.
-    pub(crate) partitions: u32,
-    /// Handled messages kept in each partition for replays.
-    pub(crate) history: u64,
-    /// Messages in a partition.
-    pub(crate) capacity: u64,
-    /// Bytes in a partition.
-    pub(crate) bytes: u64,
-}
-
 pub(crate) struct Core {
-    pub(crate) name: String,
-    pub(crate) profile: Profile,
+    /// What it was made with.
+    pub(crate) config: MemoryConfig,
     pub(crate) capabilities: Arc<Capabilities>,
-    pub(crate) limits: Limits,
     pub(crate) env: Env,
     pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) timer: Timer,
@@ -46,13 +28,10 @@ pub(crate) struct Core {
     /// Somebody wants to hear of every message, so that none takes the short way.
     pub(crate) watched: bool,
     pub(crate) topics: Mutex<BTreeMap<Arc<str>, Arc<Topic>>>,
-    pub(crate) members: Mutex<HashMap<u32, Weak<Member>>>,
+    /// By number: no default hasher decides who is told first.
+    pub(crate) members: Mutex<BTreeMap<u32, Weak<Member>>>,
     pub(crate) dying: Mutex<Vec<Arc<Member>>>,
     pub(crate) clients: AtomicUsize,
-    /// Sends and receives go through the engine's queues, as on a broker behind a network, and may be hurt on the way.
-    pub(crate) faults: Option<FaultPlan>,
-    /// What it was made with.
-    pub(crate) asked: OnceLock<MemoryConfig>,
     next_member: AtomicU32,
     /// What the living handles share.
     holder: Mutex<Weak<Holder>>,
@@ -60,24 +39,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(
-        name: String,
-        (profile, without): (Profile, &[Feature]),
-        limits: Limits,
-        env: Env,
-        (hooks, listens): (Arc<dyn Hooks>, bool),
-        trace: Option<Arc<Trace>>,
-        faults: Option<FaultPlan>,
-    ) -> Arc<Self> {
-        let mut capabilities = profile.capabilities();
-        for feature in without {
+    pub(crate) fn new(config: MemoryConfig, env: Env, (hooks, listens): (Arc<dyn Hooks>, bool)) -> Arc<Self> {
+        let mut capabilities = config.profile.capabilities();
+        for feature in &config.without {
             capabilities = capabilities.with(*feature, Support::Unsupported("its configuration takes it away"));
         }
+        let trace = config.record.then(Trace::new);
         Arc::new(Self {
-            name,
-            profile,
+            config,
             capabilities: Arc::new(capabilities),
-            limits,
             hooks,
             watched: listens || trace.is_some(),
             timer: Timer::default(),
@@ -86,13 +56,16 @@ impl Core {
             members: Mutex::default(),
             dying: Mutex::default(),
             clients: AtomicUsize::new(0),
-            faults,
-            asked: OnceLock::new(),
             next_member: AtomicU32::new(1),
             holder: Mutex::default(),
             start: env.now(),
             env,
         })
+    }
+
+    /// Members that are there, by number.
+    pub(crate) fn live_members(&self) -> Vec<Arc<Member>> {
+        self.members.lock().values().filter_map(Weak::upgrade).collect()
     }
 
     /// For a handle to keep.
@@ -144,8 +117,8 @@ impl Core {
     }
 
     fn keep(&self, retention: Option<Retention>) -> Keep {
-        let Limits { history, capacity, bytes, .. } = self.limits;
-        let retention = retention.or(self.profile.retention());
+        let MemoryConfig { history, capacity, capacity_bytes: bytes, .. } = self.config;
+        let retention = retention.or(self.config.profile.retention());
         match retention {
             Some(Retention::Handled { max }) => Keep::handled(0, max, bytes),
             Some(Retention::Log { max, age }) => Keep::log(max, age, bytes),
@@ -197,16 +170,15 @@ impl Core {
                 format!("topic '{name}' does not exist and provisioning is {provisioning:?}; make it, or use Create");
             return Err(Error::new(ErrorKind::Topology, text));
         }
-        let count = partitions.unwrap_or(if name.dead_letters_of().is_some() { 1 } else { self.limits.partitions });
-        let exclusive = count > 1 || self.profile.always_exclusive();
+        let count = partitions.unwrap_or(if name.dead_letters_of().is_some() { 1 } else { self.config.partitions });
+        let exclusive = count > 1 || self.config.profile.always_exclusive();
         let first = self.env.random() % u64::from(count);
         let topic = Topic::new(name.clone(), count, self.keep(retention), exclusive, first);
         topics.insert(name.shared_name(), topic.clone());
         drop(topics);
         // Those who listened to one of this name that was deleted hear the new one from its first message.
-        let members: Vec<_> = self.members.lock().values().filter_map(Weak::upgrade).collect();
-        members.iter().for_each(|member| member.listen_again(&topic));
-        tracing::info!(broker = self.name, topic = %name, partitions = count, "topic made");
+        self.live_members().iter().for_each(|member| member.listen_again(&topic));
+        tracing::info!(broker = self.config.name, topic = %name, partitions = count, "topic made");
         Ok(topic)
     }
 
@@ -293,7 +265,7 @@ impl std::fmt::Debug for Holder {
 
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "memory://{} ({} topics)", self.name, self.topics.lock().len())
+        write!(f, "memory://{} ({} topics)", self.config.name, self.topics.lock().len())
     }
 }
 

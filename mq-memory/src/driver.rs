@@ -199,12 +199,18 @@ impl Serving {
             && seat.1.as_ref().map(Arc::as_ptr) == self.seat.1.as_ref().map(Arc::as_ptr);
         if !same {
             self.seat = seat;
-            let mut held = Vec::new();
-            for lane in std::mem::take(&mut self.lanes).into_values() {
-                held.clear();
-                lane.held(&mut held);
-                lane.lose(&held);
-            }
+            self.lose_held();
+            self.lanes.clear();
+        }
+    }
+
+    /// What its lanes hold is no longer owned.
+    fn lose_held(&self) {
+        let mut held = Vec::new();
+        for lane in self.lanes.values() {
+            held.clear();
+            lane.held(&mut held);
+            lane.lose(&held);
         }
     }
 
@@ -274,12 +280,7 @@ impl Serving {
     fn lose_leases(&mut self, taken: &[Taken]) {
         self.release_untaken(taken);
         self.release(|slot| !slot.handed);
-        let mut held = Vec::new();
-        for lane in self.lanes.values() {
-            held.clear();
-            lane.held(&mut held);
-            lane.lose(&held);
-        }
+        self.lose_held();
         self.core.lose_leases(&self.member, false);
     }
 

@@ -179,9 +179,8 @@ impl Letter<'_> {
     }
 
     fn on_history(&self, part: &mut Part, change: impl FnOnce(&mut History)) {
-        let slot = part.groups.get_mut(self.group.number);
-        if let Some(history) = slot.and_then(|slot| slot.history.get_mut(&self.position)) {
-            change(history);
+        if let Some(slot) = part.groups.get_mut(self.group.number) {
+            slot.on_history(self.position, change);
         }
     }
 

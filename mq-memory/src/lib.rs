@@ -111,17 +111,7 @@ impl MemoryBroker {
         if let Some(seed) = config.seed {
             mq_api::MessageId::seed_thread(seed);
         }
-        let limits = core::Limits {
-            partitions: config.partitions,
-            history: config.history,
-            capacity: config.capacity,
-            bytes: config.capacity_bytes,
-        };
-        let trace = config.record.then(Trace::new);
-        let profile = (config.profile, config.without.as_slice());
-        let core = core::Core::new(config.name.clone(), profile, limits, env, (hooks, listens), trace, config.faults);
-        let _ = core.asked.set(config);
-        Ok(Self::of(core))
+        Ok(Self::of(core::Core::new(config, env, (hooks, listens))))
     }
 
     fn of(core: Arc<core::Core>) -> Self {
@@ -138,7 +128,7 @@ impl MemoryBroker {
         if let Some(core) = registry.get(&config.name).and_then(Weak::upgrade)
             && core.is_held()
         {
-            if let Some(option) = core.asked.get().and_then(|running| config.differs_from(running)) {
+            if let Some(option) = config.differs_from(&core.config) {
                 let text = format!("memory://{} runs with another {option}; use another name", config.name);
                 return Err(Error::new(ErrorKind::Config, text));
             }
@@ -199,22 +189,16 @@ impl MemoryBroker {
 
     /// Names of the members that run.
     pub fn members(&self) -> Vec<String> {
-        let members = self.core.members.lock();
-        let mut names: Vec<(u32, String)> = members
-            .values()
-            .filter_map(Weak::upgrade)
-            .filter(|m| !m.is_crashed())
-            .map(|m| (m.id, m.name.to_string()))
-            .collect();
-        names.sort();
-        names.into_iter().map(|(_, name)| name).collect()
+        self.alive().map(|m| m.name.to_string()).collect()
     }
 
+    /// Of several of one name the first that came.
     fn member(&self, name: &str) -> Option<Arc<member::Member>> {
-        let members = self.core.members.lock();
-        // Of several of one name the first that came: not one by chance.
-        let alive = members.values().filter_map(Weak::upgrade).filter(|m| &*m.name == name && !m.is_crashed());
-        alive.min_by_key(|m| m.id)
+        self.alive().find(|m| &*m.name == name)
+    }
+
+    fn alive(&self) -> impl Iterator<Item = Arc<member::Member>> {
+        self.core.live_members().into_iter().filter(|m| !m.is_crashed())
     }
 
     /// Groups of this topic; none if there is no such topic.

@@ -10,19 +10,19 @@ use crate::clock::Clock;
 use crate::core::Core;
 use crate::group::Group;
 use crate::letter::give_back;
+use crate::pending::History;
 use crate::topic::Topic;
 use crate::trace::{Place, What};
 use futures_core::future::BoxFuture;
 use mq_api::{
     CloseReport, Control, EventLog, Events, HealthSetter, HealthState, HealthWatch, Source, Stored, Subscription,
 };
-use mq_core::{Deadline, Flow, Gate, Policy};
+use mq_core::{Begun, Closing, Flow, Gate, Policy};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// A topic, and a queue in each of its partitions.
@@ -65,7 +65,7 @@ pub(crate) struct Member {
     troubles: Mutex<[Option<String>; 3]>,
     /// It waited for room since it last had some, and health says so.
     full: AtomicBool,
-    closing: Mutex<Option<(watch::Receiver<Option<CloseReport>>, Deadline)>>,
+    closing: Closing,
     /// The crash suspect in hand: nothing else goes out beside it.
     suspect: Mutex<Option<(usize, u64)>>,
     me: Weak<Member>,
@@ -107,7 +107,7 @@ impl Member {
             paused_until: Mutex::default(),
             troubles: Mutex::default(),
             full: AtomicBool::new(false),
-            closing: Mutex::default(),
+            closing: Closing::default(),
             suspect: Mutex::default(),
             me: me.clone(),
         })
@@ -233,17 +233,14 @@ impl Member {
             let mut bytes = 0;
             let held = slot.held_positions(self.id);
             for position in &held {
-                let entry = part.groups.get(group.number).and_then(|slot| slot.entries.get(*position));
-                let Some(entry) = entry.copied() else { continue };
+                let Some(slot) = part.groups.get_mut(group.number) else { continue };
+                let Some(entry) = slot.entries.get(*position).copied() else { continue };
+                slot.on_history(*position, History::untried);
                 bytes += entry.size as usize;
                 if let Some(trace) = &self.core.trace {
                     let source = Source::new(topic.name.clone(), Some(group.name.clone())).at(Some(number as u32), 0);
                     let id = part.stored(*position).map(|s| s.message.id.clone()).unwrap_or_default();
                     trace.push(What::Released, self.place(&source, *position), &id);
-                }
-                if let Some(history) = part.groups.get_mut(group.number).and_then(|slot| slot.history.get_mut(position))
-                {
-                    history.untried();
                 }
                 give_back(&self.core, (&topic, number), &group, part, (*position, entry.attempt()), self.suspect_at());
             }
@@ -272,7 +269,7 @@ impl Member {
 
     /// For a consumer that is dropped without close: what is in hand stays settleable for a while.
     pub(crate) fn close_now(&self) {
-        if self.closing.lock().is_none() && !self.is_crashed() {
+        if !self.closing.is_begun() && !self.is_crashed() {
             drop(self.close(Duration::from_secs(5)));
         }
     }
@@ -281,7 +278,7 @@ impl Member {
 /// The end of a close: gives back what is still in hand, and leaves. When it is dropped, so also with a runtime that ends first.
 struct End {
     member: Arc<Member>,
-    told: watch::Sender<Option<CloseReport>>,
+    begun: Begun,
 }
 
 impl Drop for End {
@@ -291,7 +288,7 @@ impl Drop for End {
             report.given_back = self.member.give_back_all();
             self.member.leave();
         }
-        self.told.send_replace(Some(report));
+        self.begun.tell(report);
     }
 }
 
@@ -322,37 +319,17 @@ impl Control for Member {
     }
 
     fn close(&self, deadline: Duration) -> BoxFuture<'static, CloseReport> {
-        let until = self.core.env.after(deadline);
-        let mut closing = self.closing.lock();
-        let mut done = match (&*closing, self.me.upgrade()) {
-            // The first call does it, and the earliest deadline of all calls counts.
-            (Some((done, deadline)), _) => {
-                deadline.at_latest(until);
-                done.clone()
-            }
-            (None, Some(me)) => {
-                let (told, done) = watch::channel(None);
-                let deadline = Deadline::new(until);
-                *closing = Some((done.clone(), deadline.clone()));
-                self.flow.shut(Gate::Stopping);
-                self.refresh();
-                self.wake();
-                let core = self.core.clone();
-                let end = End { member: me, told };
-                core.env.spawn(async move {
-                    deadline.within(std::future::poll_fn(|cx| end.member.flow.poll_drained(cx))).await;
-                    drop(end);
-                });
-                done
-            }
-            (None, None) => return Box::pin(async { CloseReport::default() }),
-        };
-        drop(closing);
-        Box::pin(async move {
-            match done.wait_for(Option::is_some).await {
-                Ok(report) => report.unwrap_or_default(),
-                Err(_) => CloseReport::default(),
-            }
-        })
+        let (begun, report) = self.closing.ask(self.core.env.after(deadline));
+        if let (Some(begun), Some(member)) = (begun, self.me.upgrade()) {
+            self.flow.shut(Gate::Stopping);
+            self.refresh();
+            self.wake();
+            let end = End { member, begun };
+            self.core.env.spawn(async move {
+                end.begun.deadline.within(std::future::poll_fn(|cx| end.member.flow.poll_drained(cx))).await;
+                drop(end);
+            });
+        }
+        report
     }
 }

@@ -186,6 +186,11 @@ impl GroupPart {
         self.entries.get_mut(position).filter(|e| e.owner == member && e.state & HELD != 0)
     }
 
+    /// Changes what only entries with a history have, if this one has it.
+    pub(crate) fn on_history(&mut self, position: u64, change: impl FnOnce(&mut History)) {
+        self.history.get_mut(&position).map(change);
+    }
+
     /// An entry is over: handled, dead-lettered, or gone with its message. Says whether the next of its key may go out now.
     pub(crate) fn end(&mut self, position: u64) -> bool {
         if let Some(entry) = self.entries.get_mut(position) {

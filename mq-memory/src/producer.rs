@@ -79,9 +79,9 @@ impl MemoryProducer {
         {
             return Ok(topic.clone());
         }
-        let (spec, none) = (&self.spec, mq_api::Outcome::NotSent);
+        let spec = &self.spec;
         let fresh = self.core.topic(&spec.topic, spec.partitions, spec.retention, spec.provisioning);
-        let fresh = fresh.map_err(|error| error.with_outcome(none))?;
+        let fresh = fresh.map_err(|error| error.with_outcome(mq_api::Outcome::NotSent))?;
         Ok(again.insert(fresh).clone())
     }
 

@@ -116,22 +116,23 @@ impl MemoryConfig {
     /// The first option that was given here and is another there.
     pub(crate) fn differs_from(&self, running: &Self) -> Option<&'static str> {
         let usual = Self::profile(self.profile);
-        let given = |here: bool, same: bool| here && !same;
+        // Its name, whether it was given, whether it is the same there.
         let options = [
-            ("profile", given(true, self.profile == running.profile)),
-            ("partitions", given(self.partitions != usual.partitions, self.partitions == running.partitions)),
-            ("history", given(self.history != usual.history, self.history == running.history)),
-            ("capacity", given(self.capacity != usual.capacity, self.capacity == running.capacity)),
+            ("profile", true, self.profile == running.profile),
+            ("partitions", self.partitions != usual.partitions, self.partitions == running.partitions),
+            ("history", self.history != usual.history, self.history == running.history),
+            ("capacity", self.capacity != usual.capacity, self.capacity == running.capacity),
             (
                 "capacity_bytes",
-                given(self.capacity_bytes != usual.capacity_bytes, self.capacity_bytes == running.capacity_bytes),
+                self.capacity_bytes != usual.capacity_bytes,
+                self.capacity_bytes == running.capacity_bytes,
             ),
-            ("seed", given(self.seed.is_some(), self.seed == running.seed)),
-            ("record", given(self.record, self.record == running.record)),
-            ("without", given(!self.without.is_empty(), self.without == running.without)),
-            ("faults", given(self.faults.is_some(), self.faults == running.faults)),
+            ("seed", self.seed.is_some(), self.seed == running.seed),
+            ("record", self.record, self.record == running.record),
+            ("without", !self.without.is_empty(), self.without == running.without),
+            ("faults", self.faults.is_some(), self.faults == running.faults),
         ];
-        options.into_iter().find_map(|(name, differs)| differs.then_some(name))
+        options.into_iter().find_map(|(name, given, same)| (given && !same).then_some(name))
     }
 
     /// By profile, with the defaults.

@@ -3,8 +3,8 @@
 use crate::answer::{Id, as_bytes, as_id, as_int, as_text, entry, failure, field, id_text, list};
 use crate::connect::{Hub, Link};
 use crate::keys::{GroupKeys, PARKED, meta, stream};
-use crate::scripts::{PLACE, RESET};
-use crate::topology::{has_group, look, make_group, prepare_topic, start_id};
+use crate::scripts::RESET;
+use crate::topology::{ahead, has_group, look, make_group, prepare_topic, start_id};
 use crate::wire;
 use mq_api::{
     Admin, Backlog, Count, DeadLetter, Error, ErrorKind, Group, GroupInfo, PendingDelivery, Position, Provisioning,
@@ -15,8 +15,6 @@ use redis::{Cmd, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Entries counted one by one, from either end, where the server does not know how many there are.
-const COUNTED: usize = 10_000;
 /// A member whose name was quiet for longer is taken for gone: a living one reads at least each second.
 const ALIVE: Duration = Duration::from_millis(2500);
 
@@ -71,8 +69,7 @@ impl StreamsAdmin {
                 return Ok(Count::Exact(lag));
             }
         }
-        let call = PLACE.on(&[key]).arg(name).arg(COUNTED.to_string()).arg("0");
-        let found = list(call.run(link).await.map_err(|e| failure(e, "counting entries"))?);
+        let found = list(ahead(link, key, name, false).await.map_err(|e| failure(e, "counting entries"))?);
         let number = |at: usize| found.get(at).and_then(as_int).and_then(|n| u64::try_from(n).ok());
         Ok(match (number(0), number(1)) {
             (Some(n), Some(1)) => Count::Exact(n),

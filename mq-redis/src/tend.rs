@@ -5,9 +5,9 @@
 use crate::answer::{as_int, as_text, list, write_id};
 use crate::keys::meta;
 use crate::member::{Member, Side};
-use crate::scripts::{ADOPT, LEAVE, PLACE, RENEW, TAKE, TRIM};
+use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
 use crate::settle::retry_stuck;
-use crate::topology::{Keep, has_group};
+use crate::topology::{Keep, ahead, has_group};
 use crate::wake::reading;
 use mq_api::{Error, GapCause};
 use mq_core::Token;
@@ -202,13 +202,10 @@ pub(crate) async fn adopt(member: &Member, died: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Entries counted one by one to correct a counter.
-const COUNTED: usize = 10_000;
-
 /// Sets the server's count of what the group has read right, or says that it is not known: what others removed is counted by it.
 pub(crate) async fn correct(member: &Member) -> Result<(), Error> {
-    let call = PLACE.on(&[&member.sides[0].keys.stream]).arg(&member.group).arg(COUNTED.to_string()).arg("1");
-    call.run(&member.link).await.map(drop).map_err(|e| member.error(e, "counting what the group has read"))
+    let asked = ahead(&member.link, &member.sides[0].keys.stream, &member.group, true).await;
+    asked.map(drop).map_err(|e| member.error(e, "counting what the group has read"))
 }
 
 /// Notes what the group has settled, removes what all groups have, tells what others removed unread, and looks whether there is a stream of redrive.

@@ -17,6 +17,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("mq-core/settles.rs: take", "a driver's; poll_take takes nothing unless it is ready (model/settles.rs)"),
     ("mq-core/settles.rs: flushed", "waits only"),
     ("mq-core/deadline.rs: within", "waits only; a part of close"),
+    ("mq-core/deadline.rs: ask", "Consumer::close, whose work goes on by itself"),
     ("mq-core/roster.rs: close", "Broker::close behind the seam; dropped at each await in its own tests"),
     ("mq-core/roster.rs: consumer", "open_consumer behind the seam"),
     ("mq-core/roster.rs: producer", "open_producer behind the seam"),

@@ -58,17 +58,26 @@ local function foreign(stream, notes)
   return gone - known, info
 end
 
+-- What the server says of a group; nil if there is none.
+local function group_of(stream, name)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, info in ipairs(groups.err and {} or groups) do
+    info = named(info)
+    if info['name'] == name then
+      return info
+    end
+  end
+end
+
 -- Notes where a group begins, for a topic whose entries nobody but this library should remove.
 local function begins(stream, notes, group)
   if not string.find(redis.call('HGET', notes, 'keep') or '', '^handled') then
     return
   end
-  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    info = named(info)
-    if info['name'] == group then
-      local theirs = foreign(stream, notes)
-      local here, read = info['last-delivered-id'], info['entries-read'] or -1
-      redis.call('HSET', notes, 'at:' .. group, theirs .. ' ' .. here .. ' ' .. read)
-    end
+  local info = group_of(stream, group)
+  if info then
+    local theirs = foreign(stream, notes)
+    local here, read = info['last-delivered-id'], info['entries-read'] or -1
+    redis.call('HSET', notes, 'at:' .. group, theirs .. ' ' .. here .. ' ' .. read)
   end
 end

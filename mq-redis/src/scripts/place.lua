@@ -5,14 +5,7 @@
 local stream, most = KEYS[1], tonumber(ARGV[2])
 -- So that a look at large entries does not hold up the server for long.
 local STEP, MOST_BYTES = 16, 8000000
-local groups = redis.pcall('XINFO', 'GROUPS', stream)
-local own
-for _, info in ipairs(groups.err and {} or groups) do
-  info = named(info)
-  if info['name'] == ARGV[1] then
-    own = info
-  end
-end
+local own = group_of(stream, ARGV[1])
 if not own then
   return {}
 end

@@ -1,30 +1,12 @@
 //! Topics and groups that are deleted and made again under those who use them.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
-
+use crate::scene::{SECOND, broker_with, label, recv};
 use mq_api::{
-    BrokerExt, Consumer, ConsumerExt, Delivery, HealthState, Message, ProducerSpec, Provisioning, Result, Start,
-    Subscription, TopicSpec,
+    BrokerExt, Consumer, ConsumerExt, HealthState, Message, ProducerSpec, Provisioning, Result, Start, Subscription,
+    TopicSpec,
 };
 use mq_memory::{FaultPlan, MemoryBroker, MemoryConfig, connect};
-use std::time::Duration;
 use tokio::time::{sleep, timeout};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn label(d: &Delivery) -> String {
-    String::from_utf8_lossy(d.payload_bytes()).into_owned()
-}
-
-async fn recv(c: &mut Box<dyn Consumer>) -> Option<Delivery> {
-    timeout(1000 * SECOND, c.recv()).await.ok()?.expect("no error")
-}
-
-fn broker_with(faults: Option<FaultPlan>) -> Result<MemoryBroker> {
-    let mut config = MemoryConfig::default();
-    config.faults = faults;
-    MemoryBroker::new(config)
-}
 
 // 6.2
 #[tokio::test(start_paused = true)]

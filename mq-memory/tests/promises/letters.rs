@@ -1,41 +1,12 @@
 //! Dead letters: looked at, sent back, discarded.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
-
+use crate::scene::{SECOND, broker_with, label, recv, three_letters};
 use mq_api::{
-    Broker, BrokerExt, Consumer, ConsumerExt, Count, Delivery, HealthState, Message, OnDeadLetter, Ordering,
-    RedriveOptions, Result, Start, Subscription, Topic, TopicSpec,
+    BrokerExt, Consumer, ConsumerExt, Count, HealthState, Message, OnDeadLetter, Ordering, RedriveOptions, Result,
+    Start, Subscription, Topic, TopicSpec,
 };
 use mq_memory::{FaultPlan, MemoryBroker, MemoryConfig, connect};
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::{sleep, timeout};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn label(d: &Delivery) -> String {
-    String::from_utf8_lossy(d.payload_bytes()).into_owned()
-}
-
-async fn recv(c: &mut Box<dyn Consumer>) -> Option<Delivery> {
-    timeout(1000 * SECOND, c.recv()).await.ok()?.expect("no error")
-}
-
-async fn three_letters(broker: &Arc<dyn Broker>) -> Result<Box<dyn Consumer>> {
-    let p = broker.producer("t").await?;
-    let mut c = broker.subscribe(Subscription::group("t", "g")).await?;
-    for n in 0..3 {
-        p.send(Message::new(format!("{n}"))).await?;
-        recv(&mut c).await.expect("comes").dead_letter("bad").await;
-    }
-    Ok(c)
-}
-
-fn broker_with(faults: Option<FaultPlan>) -> Result<MemoryBroker> {
-    let mut config = MemoryConfig::default();
-    config.faults = faults;
-    MemoryBroker::new(config)
-}
+use tokio::time::sleep;
 
 // 5.3, 8.1
 #[tokio::test(start_paused = true)]

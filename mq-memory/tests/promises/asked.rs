@@ -1,17 +1,9 @@
 //! What is asked of a broker is done or refused, and what is told of it is so.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
-
-use mq_api::{BrokerExt, Consumer, ConsumerExt, Delivery, Error, HealthState, Message, Result, Subscription};
+use crate::scene::{SECOND, recv};
+use mq_api::{BrokerExt, Consumer, ConsumerExt, Error, HealthState, Message, Result, Subscription};
 use mq_memory::{MemoryBroker, MemoryConfig, connect};
-use std::time::Duration;
 use tokio::time::{sleep, timeout};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-async fn recv(c: &mut Box<dyn Consumer>) -> Option<Delivery> {
-    timeout(1000 * SECOND, c.recv()).await.ok()?.expect("no error")
-}
 
 // 6.2
 #[tokio::test(start_paused = true)]

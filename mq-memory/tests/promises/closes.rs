@@ -1,23 +1,10 @@
 //! Closing in time, whoever else closes.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
-
-use mq_api::{BrokerExt, Consumer, ConsumerExt, Delivery, Message, Result, Subscription};
+use crate::scene::{SECOND, broker_with, recv};
+use mq_api::{BrokerExt, Consumer, ConsumerExt, Message, Result, Subscription};
 use mq_memory::{FaultPlan, MemoryBroker, MemoryConfig, Profile, connect};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-async fn recv(c: &mut Box<dyn Consumer>) -> Option<Delivery> {
-    timeout(1000 * SECOND, c.recv()).await.ok()?.expect("no error")
-}
-
-fn broker_with(faults: Option<FaultPlan>) -> Result<MemoryBroker> {
-    let mut config = MemoryConfig::default();
-    config.faults = faults;
-    MemoryBroker::new(config)
-}
 
 // 6.4
 #[tokio::test(start_paused = true)]

@@ -1,37 +1,9 @@
 //! Bounds that hold on every path.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
-
-use mq_api::{
-    Broker, BrokerExt, Consumer, ConsumerExt, Delivery, Guarantee, Message, Ordering, RedriveOptions, Result,
-    Subscription,
-};
-use mq_memory::{FaultPlan, MemoryBroker, MemoryConfig, connect};
-use std::sync::Arc;
-use std::time::Duration;
+use crate::scene::{SECOND, broker_with, recv, three_letters};
+use mq_api::{BrokerExt, Consumer, ConsumerExt, Guarantee, Message, Ordering, RedriveOptions, Result, Subscription};
+use mq_memory::{FaultPlan, connect};
 use tokio::time::{sleep, timeout};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-async fn recv(c: &mut Box<dyn Consumer>) -> Option<Delivery> {
-    timeout(1000 * SECOND, c.recv()).await.ok()?.expect("no error")
-}
-
-async fn three_letters(broker: &Arc<dyn Broker>) -> Result<Box<dyn Consumer>> {
-    let p = broker.producer("t").await?;
-    let mut c = broker.subscribe(Subscription::group("t", "g")).await?;
-    for n in 0..3 {
-        p.send(Message::new(format!("{n}"))).await?;
-        recv(&mut c).await.expect("comes").dead_letter("bad").await;
-    }
-    Ok(c)
-}
-
-fn broker_with(faults: Option<FaultPlan>) -> Result<MemoryBroker> {
-    let mut config = MemoryConfig::default();
-    config.faults = faults;
-    MemoryBroker::new(config)
-}
 
 // 5.2
 #[tokio::test(start_paused = true)]

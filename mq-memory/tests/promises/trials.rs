@@ -1,31 +1,10 @@
 //! Consumers that die, and what is blamed for it.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
-
-use mq_api::{BrokerExt, Consumer, ConsumerExt, Delivery, Message, Result, RetryPolicy, Subscription, Topic};
+use crate::scene::{SECOND, broker_with, label, recv, trialled};
+use mq_api::{BrokerExt, Consumer, ConsumerExt, Message, Result, RetryPolicy, Subscription, Topic};
 use mq_memory::{FaultPlan, MemoryBroker, MemoryConfig};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn label(d: &Delivery) -> String {
-    String::from_utf8_lossy(d.payload_bytes()).into_owned()
-}
-
-async fn recv(c: &mut Box<dyn Consumer>) -> Option<Delivery> {
-    timeout(1000 * SECOND, c.recv()).await.ok()?.expect("no error")
-}
-
-fn trialled(member: &str) -> Subscription {
-    Subscription::group("t", "g").member(member).lease(5 * SECOND).retry(RetryPolicy::attempts(1).delays([SECOND]))
-}
-
-fn broker_with(faults: Option<FaultPlan>) -> Result<MemoryBroker> {
-    let mut config = MemoryConfig::default();
-    config.faults = faults;
-    MemoryBroker::new(config)
-}
 
 // 4.8
 #[tokio::test(start_paused = true)]
