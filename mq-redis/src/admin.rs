@@ -86,7 +86,6 @@ impl StreamsAdmin {
         let part = |at: usize| now.get(at).and_then(as_int).unwrap_or(0);
         let now = part(0) * 1000 + part(1) / 1000;
         let mut pipe = redis::pipe();
-        pipe.atomic();
         pipe.cmd("XPENDING").arg(&keys.stream).arg(group);
         pipe.cmd("ZCOUNT")
             .arg(&keys.due)
@@ -96,8 +95,7 @@ impl StreamsAdmin {
             .arg(&keys.due)
             .arg(format!("({now}"))
             .arg("+inf");
-        let answers: Value =
-            pipe.query_async(&mut link.conn.clone()).await.map_err(|e| failure(e, "looking at pending deliveries"))?;
+        let answers = link.conn.send_together(&pipe).await.map_err(|e| failure(e, "looking at pending deliveries"))?;
         let answers = list(answers);
         let number = |value: Option<&Value>| value.and_then(as_int).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
         let (due, later) = (number(answers.get(1)), number(answers.get(2)));

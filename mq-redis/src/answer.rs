@@ -113,16 +113,6 @@ pub(crate) enum Fields {
     Other(Vec<(Bytes, Bytes)>),
 }
 
-impl Fields {
-    /// Bytes of the values.
-    pub(crate) fn size(&self) -> usize {
-        match self {
-            Self::Ours { meta, payload } => meta.len() + payload.as_ref().map_or(0, Bytes::len),
-            Self::Other(fields) => fields.iter().map(|(_, value)| value.len()).sum(),
-        }
-    }
-}
-
 /// An entry of a stream: its id and fields. `None` for a deleted entry (nil, or no fields).
 pub(crate) fn entry(value: Value) -> Option<(Id, Fields)> {
     let Value::Array(mut parts) = value else { return None };

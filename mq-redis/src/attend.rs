@@ -1,10 +1,10 @@
 //! Waiting for a read, which is never dropped: an entry that the server handed out to nobody would wait for its lease.
 
-use crate::answer::{checked, failure};
+use crate::answer::failure;
 use crate::connect::Link;
 use mq_api::{Error, ErrorKind};
 use mq_core::Stop;
-use redis::{RedisError, Value};
+use redis::RedisError;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(crate) struct Attend<'a> {
 
 impl Attend<'_> {
     /// Waits for the answer.
-    pub(crate) async fn answer(self, read: impl Future<Output = Result<Value, RedisError>>) -> Result<Value, Error> {
+    pub(crate) async fn answer<T>(self, read: impl Future<Output = Result<T, RedisError>>) -> Result<T, Error> {
         let mut read = pin!(read);
         let limit = self.block + self.patience;
         let mut late = pin!(tokio::time::sleep(limit));
@@ -32,7 +32,7 @@ impl Attend<'_> {
         let mut unblocked = self.block.is_zero();
         loop {
             tokio::select! { biased;
-                reply = &mut read => return reply.and_then(checked).map_err(|e| failure(e, "reading")),
+                reply = &mut read => return reply.map_err(|e| failure(e, "reading")),
                 () = &mut stopping, if !unblocked => {
                     unblocked = true;
                     // Without the right the block runs out by itself.

@@ -1,7 +1,7 @@
 //! Broadcast on a stream: read from its end on, without a group. What was trimmed before it was read is a `Gap`: every entry that
 //! was ever added was either handed over or reported, whenever the reader is at the end.
 
-use crate::answer::{Id, as_id, as_int, entry, failure, field, id_text, list};
+use crate::answer::{checked, Id, as_id, as_int, entry, failure, field, id_text, list};
 use crate::attend::Attend;
 use crate::connect::{Hub, Link};
 use crate::driver::mends;
@@ -11,7 +11,7 @@ use crate::topology::prepare_topic;
 use crate::wire;
 use mq_api::{Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Gate, Incoming, Lane, Run, Session, Token};
-use redis::aio::MultiplexedConnection;
+use crate::conn::Conn;
 use redis::{RedisError, Value};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: S
     let sub = session.subscription.clone();
     prepare_topic(link, &sub.topic, sub.retention, sub.partitions, sub.provisioning).await?;
     let mut conn = hub.own(link).await?;
-    let client = client_id(&mut conn).await;
+    let client = client_id(&conn).await;
     let lane = session.open_lane(None, session.generation);
     let mut reader = Reader { hub: hub.clone(), link: link.clone(), lane, key, at: (0, 0), index: 0, session };
     let name = reader.name();
@@ -82,7 +82,7 @@ impl Reader {
         }
     }
 
-    async fn run(mut self, conn: MultiplexedConnection, client: i64, name: String) -> End {
+    async fn run(mut self, conn: Conn, client: i64, name: String) -> End {
         let end = self.read_all(conn, client).await;
         if self.session.stop.is_cancelled() || self.session.flow.is_shut(Gate::Stopping) {
             return End::Closed;
@@ -99,14 +99,14 @@ impl Reader {
         }
     }
 
-    async fn read_all(&mut self, mut conn: MultiplexedConnection, client: i64) -> Result<()> {
+    async fn read_all(&mut self, conn: Conn, client: i64) -> Result<()> {
         loop {
             if self.session.flow.is_shut(Gate::Stopping) {
                 self.session.stop.cancelled().await;
                 return Ok(());
             }
             let look = LOOK.on(&[&self.key]).arg(id_text(self.at)).arg(COUNT.to_string());
-            let answer = self.attend(look.run_on(&mut conn), client, Duration::ZERO).await?;
+            let answer = self.attend(look.run_on(&conn), client, Duration::ZERO).await?;
             let mut parts = list(answer).into_iter();
             let mut next = || parts.next().unwrap_or_default();
             let (added, gone, ended, entries) = (next(), next(), next(), list(next()));
@@ -156,6 +156,7 @@ impl Reader {
     ) -> Result<Value> {
         let patience = self.hub.options.response_timeout;
         let attend = Attend { link: &self.link, draining: &self.session.draining, client, block, patience };
-        attend.answer(read).await.map_err(|e| e.doing(format_args!("topic '{}'", self.session.subscription.topic)))
+        let answer = attend.answer(read).await.and_then(|answer| checked(answer).map_err(|e| failure(e, "reading")));
+        answer.map_err(|e| e.doing(format_args!("topic '{}'", self.session.subscription.topic)))
     }
 }

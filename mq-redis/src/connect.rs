@@ -2,17 +2,19 @@
 //! blocking reads would hold up everything else.
 
 use crate::answer::{as_bytes, as_int, as_text, checked, failure, list};
+use crate::conn::Conn;
+use crate::dial::{certificates, dial, keepalive};
 use crate::driver::mends;
 use crate::probe::{Facts, probe};
-use crate::url::{Options, Place, Secret, Tls};
+use crate::url::{Options, Place, Secret};
 use crate::wake::{Wakes, track};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
 use mq_core::Env;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline,
-    ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, ProtocolVersion,
+    PushInfo, RedisConnectionInfo, RedisError, Value,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,13 +25,10 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// Longest wait for one TCP connection and greeting. Below the engine's 10 s an attempt, so that the next host gets its turn.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Requests that may wait for the socket of one connection: 500 topics on one client do not queue behind a full channel.
-const QUEUE: usize = 1024;
-
 /// A connection for commands, shared.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
-    pub(crate) conn: MultiplexedConnection,
+    pub(crate) conn: Conn,
     pub(crate) node: ConnectionAddr,
     pub(crate) facts: Arc<Facts>,
     /// Members that are woken through this connection.
@@ -42,12 +41,12 @@ pub(crate) struct Link {
 impl Link {
     /// Sends one command; an error of the server is an error.
     pub(crate) async fn query(&self, cmd: &Cmd) -> Result<Value, RedisError> {
-        checked(self.conn.clone().send_packed_command(cmd).await?)
+        checked(self.conn.send_packed_command(cmd).await?)
     }
 
     /// Sends commands together; one answer each, errors among them.
     pub(crate) async fn query_all(&self, pipe: &Pipeline) -> Result<Vec<Value>, RedisError> {
-        self.conn.clone().send_packed_commands(pipe, 0, pipe.len()).await
+        self.conn.send_packed_commands(pipe).await
     }
 }
 
@@ -261,11 +260,11 @@ impl Hub {
         let timeout = self.options.response_timeout;
         let streams = self.options.transport == crate::url::Transport::Streams;
         let (pushes, pushed) = tokio::sync::mpsc::unbounded_channel();
-        let plain = || self.open(node, self.settings(), Some(timeout), None);
-        let (mut conn, streams) = match streams {
+        let plain = || self.line(node, self.settings(), Some(timeout), None);
+        let (conn, streams) = match streams {
             true => {
                 let settings = self.settings().set_protocol(ProtocolVersion::RESP3);
-                match self.open(node, settings, Some(timeout), Some(pushes)).await {
+                match self.line(node, settings, Some(timeout), Some(pushes)).await {
                     Ok(conn) => (conn, true),
                     // Some service does not know `HELLO`: then the server cannot speak unasked.
                     Err(e) if matches!(e.kind(), ErrorKind::Other | ErrorKind::Permission) => (plain().await?, false),
@@ -280,7 +279,7 @@ impl Hub {
             self.warn(&facts);
         }
         let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let tracks = streams && track(&mut conn).await;
+        let tracks = streams && track(&conn).await;
         let wakes = Arc::new(Wakes::default());
         if tracks {
             self.env.spawn(wakes.clone().listen(pushed));
@@ -310,13 +309,13 @@ impl Hub {
     }
 
     /// A connection of the caller's own to the node of `link`, without a time limit for answers: for blocking reads.
-    pub(crate) async fn own(&self, link: &Link) -> Result<MultiplexedConnection> {
-        self.open(&link.node, self.settings(), None, None).await
+    pub(crate) async fn own(&self, link: &Link) -> Result<Conn> {
+        self.line(&link.node, self.settings(), None, None).await
     }
 
     /// As [`own`](Self::own), with the time limit of commands: for `WAIT`, which blocks what is behind it.
-    pub(crate) async fn own_timed(&self, link: &Link) -> Result<MultiplexedConnection> {
-        self.open(&link.node, self.settings(), Some(self.options.response_timeout), None).await
+    pub(crate) async fn own_timed(&self, link: &Link) -> Result<Conn> {
+        self.line(&link.node, self.settings(), Some(self.options.response_timeout), None).await
     }
 
     /// A connection for Pub/Sub: messages go to `pushes`.
@@ -335,6 +334,26 @@ impl Hub {
         login(settings, self.options.user.as_deref(), self.options.password.as_ref())
     }
 
+    /// A connection of our own.
+    async fn line(
+        &self,
+        node: &ConnectionAddr,
+        settings: RedisConnectionInfo,
+        timeout: Option<Duration>,
+        pushes: Option<UnboundedSender<PushInfo>>,
+    ) -> Result<Conn> {
+        let doing = format!("connecting to Redis at {node}");
+        let late = || Error::new(ErrorKind::Unavailable, format!("{doing}: no greeting in time"));
+        let dialled = dial(node, &settings, self.options.tls.as_ref(), self.options.response_timeout);
+        let io = tokio::time::timeout(CONNECT, dialled).await.map_err(|_| late())?;
+        let conn = Conn::start(&self.env, io.map_err(|e| unreachable(e.doing(&doing)))?, timeout, pushes);
+        // Refused to users without the right; the name is for people only.
+        let name = redis::cmd("CLIENT").arg("SETNAME").arg(&self.options.name).take();
+        let _ = tokio::time::timeout(CONNECT, conn.send_packed_command(&name)).await.map_err(|_| late())?;
+        Ok(conn)
+    }
+
+    /// A connection of the client library's: for Pub/Sub, and to ask a Sentinel.
     async fn open(
         &self,
         node: &ConnectionAddr,
@@ -346,8 +365,7 @@ impl Hub {
         let client = self.client(node, settings).map_err(|e| e.doing(&doing))?;
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT))
-            .set_response_timeout(timeout)
-            .set_pipeline_buffer_size(QUEUE);
+            .set_response_timeout(timeout);
         if let Some(pushes) = pushes {
             config = config.set_push_sender(pushes);
         }
@@ -362,12 +380,10 @@ impl Hub {
     }
 
     fn client(&self, node: &ConnectionAddr, settings: RedisConnectionInfo) -> Result<Client> {
-        let keepalive =
-            socket2::TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(3));
         // The crate leaves Nagle's algorithm on, and half-open sockets to the system's defaults.
         let tcp = TcpSettings::default()
             .set_nodelay(true)
-            .set_keepalive(keepalive)
+            .set_keepalive(keepalive())
             .set_user_timeout(self.options.response_timeout);
         let bad = |e: RedisError| failure(e, "reading the connection's settings");
         let info: ConnectionInfo =
@@ -422,21 +438,6 @@ fn login(settings: RedisConnectionInfo, user: Option<&str>, password: Option<&Se
         Some(password) => settings.set_password(&password.0),
         None => settings,
     }
-}
-
-fn certificates(tls: &Tls) -> Result<TlsCertificates> {
-    let read = |path: &std::path::Path, what: &str| {
-        std::fs::read(path).map_err(|e| {
-            let text = format!("{what}={}: the file cannot be read", path.display());
-            Error::new(ErrorKind::Config, text).with_source(e)
-        })
-    };
-    let root_cert = tls.ca.as_deref().map(|path| read(path, "ca")).transpose()?;
-    let client_tls = match &tls.cert {
-        Some((cert, key)) => Some(ClientTlsConfig { client_cert: read(cert, "cert")?, client_key: read(key, "key")? }),
-        None => None,
-    };
-    Ok(TlsCertificates { client_tls, root_cert })
 }
 
 impl std::fmt::Debug for Hub {

@@ -15,7 +15,7 @@ use crate::topology::{check_dead_letters, has_group, make_group, prepare_topic, 
 use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provisioning, Result, Subscription, Support};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
+use crate::conn::Conn;
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
@@ -102,8 +102,8 @@ impl Streams {
         if sub.dead_letter_topic().is_some() {
             check_dead_letters(link, &keys, sub.provisioning).await?;
         }
-        let mut conn = self.hub.own(link).await?;
-        let client = client_id(&mut conn).await;
+        let conn = self.hub.own(link).await?;
+        let client = client_id(&conn).await;
         // Listed from now on, not from the first message on.
         let join = redis::cmd("XGROUP")
             .arg("CREATECONSUMER")
@@ -225,7 +225,7 @@ pub(crate) fn mends(kind: ErrorKind) -> bool {
 }
 
 /// Runs a session to its end.
-async fn run(member: Member, conn: MultiplexedConnection, client: i64) -> End {
+async fn run(member: Member, conn: Conn, client: i64) -> End {
     let end = run_loops(&member, conn, client).await;
     member.remember();
     match end {
@@ -244,7 +244,7 @@ async fn run(member: Member, conn: MultiplexedConnection, client: i64) -> End {
 /// What is left at the end gets this long: the engine waits 2 s for the whole.
 const FAREWELL: Duration = Duration::from_millis(1500);
 
-async fn run_loops(member: &Member, conn: MultiplexedConnection, client: i64) -> Result<(), Error> {
+async fn run_loops(member: &Member, conn: Conn, client: i64) -> Result<(), Error> {
     let mut reading = pin!(read_loop(member, conn, client));
     let mut settling = pin!(settle_loop(member));
     let mut tending = pin!(tend_loop(member));

@@ -6,7 +6,7 @@ use crate::keys::GroupKeys;
 use crate::topology::Keep;
 use crate::wake::Wake;
 use crate::wire;
-use mq_api::{Error, Event, Gap, GapCause, Position};
+use mq_api::{Error, Event, Gap, GapCause, Message, Position};
 use mq_core::{Incoming, Lane, Session, Token};
 use parking_lot::Mutex;
 use redis::{RedisError, Value};
@@ -150,10 +150,9 @@ impl Member {
     }
 
     /// Makes a delivery of an entry.
-    fn incoming(&self, side: usize, id: Id, entry: Fields, known: Known) -> Incoming {
+    fn incoming(&self, side: usize, id: Id, message: Message, known: Known) -> Incoming {
         let token = Token(id.0, id.1);
         let position = Position::stream_id(id.0, id.1);
-        let message = wire::from_fields(entry, id);
         if known != Known::FIRST {
             self.sides[side].known.lock().insert(token, known);
         }
@@ -161,16 +160,16 @@ impl Member {
     }
 
     /// Hands entries that were read for the first time to the engine, or gives them back if it is closing.
-    pub(crate) fn push_new(&self, side: usize, entries: Vec<(Id, Fields)>, notes: &HashMap<Id, Known>) {
+    pub(crate) fn push_new(&self, side: usize, entries: Vec<(Id, Message)>, notes: &HashMap<Id, Known>) {
         if entries.is_empty() {
             return;
         }
-        let bytes: usize = entries.iter().map(|(_, fields)| fields.size()).sum();
+        let bytes: usize = entries.iter().map(|(_, message)| message.size()).sum();
         let mean = (bytes / entries.len()) as u64;
         self.mean.store(self.mean.load(Ordering::Relaxed).midpoint(mean).max(1), Ordering::Relaxed);
-        let incoming = entries.into_iter().map(|(id, entry)| {
-            let known = notes.get(&id).copied().unwrap_or(Known::FIRST);
-            self.incoming(side, id, entry, known)
+        let incoming = entries.into_iter().map(|(id, message)| {
+            let known = if notes.is_empty() { Known::FIRST } else { notes.get(&id).copied().unwrap_or(Known::FIRST) };
+            self.incoming(side, id, message, known)
         });
         self.push(side, incoming);
     }
@@ -195,7 +194,7 @@ impl Member {
             };
             // The same process had it before: the former handle must be stale before there is another.
             self.sides[side].lane.lose(&[token]);
-            again.push(self.incoming(side, id, entry, Known { count, attempt, trials }));
+            again.push(self.incoming(side, id, wire::from_fields(entry, id), Known { count, attempt, trials }));
         }
         if !again.is_empty() {
             self.push(side, again);

@@ -4,7 +4,7 @@ use crate::answer::{as_text, failure, field};
 use crate::url::{Options, Transport};
 use mq_api::{Capabilities, Durability, Error, ErrorKind, Result};
 use redis::Value;
-use redis::aio::MultiplexedConnection;
+use crate::conn::Conn;
 
 /// What was found out at a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,14 +31,13 @@ fn line<'i>(info: &'i str, name: &str) -> Option<&'i str> {
 }
 
 /// Asks the server what it is.
-pub(crate) async fn probe(conn: &MultiplexedConnection) -> Result<Facts> {
-    let mut conn = conn.clone();
+pub(crate) async fn probe(conn: &Conn) -> Result<Facts> {
     let mut pipe = redis::pipe();
     pipe.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
     // `EXPIRETIME` came with Redis 7.0, as did the stream commands' behaviour that this crate relies on.
     pipe.cmd("CONFIG").arg("GET").arg("maxmemory-policy").cmd("COMMAND").arg("INFO").arg("EXPIRETIME");
     let doing = "asking the server what it is";
-    let answers = conn.send_packed_commands(&pipe, 0, 4).await.map_err(|e| failure(e, doing))?;
+    let answers = conn.send_packed_commands(&pipe).await.map_err(|e| failure(e, doing))?;
     let mut answers = answers.into_iter();
     let mut next = || answers.next().unwrap_or_default();
     let info = next();

@@ -1,12 +1,15 @@
 //! Reading: blocking reads on a connection of their own, never cut short by dropping them (an entry that the server handed out
 //! to nobody would wait for its lease). `CLIENT UNBLOCK` ends one early.
 
-use crate::answer::{Fields, Id, as_bytes, as_int, entry, id_text, list};
+use crate::answer::{Id, as_bytes, as_int, checked, entry, failure, id_text, list};
 use crate::attend::Attend;
 use crate::member::{Known, Member, notes};
 use crate::scripts::READ;
-use mq_api::{Error, GapCause};
-use redis::aio::MultiplexedConnection;
+use bytes::Bytes;
+use mq_api::{Error, GapCause, Message};
+use crate::conn::{Conn, Reply};
+use crate::resp;
+use crate::wire;
 use redis::{RedisError, Value};
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -23,7 +26,7 @@ const BLOCK: Duration = Duration::from_secs(1);
 const GATHER: Duration = Duration::from_millis(1);
 
 /// Reads until the consumer stops. The error ends the session.
-pub(crate) async fn read_loop(member: &Member, mut conn: MultiplexedConnection, client: i64) -> Result<(), Error> {
+pub(crate) async fn read_loop(member: &Member, conn: Conn, client: i64) -> Result<(), Error> {
     let flow = &member.session.flow;
     let few = flow.max() / 4;
     loop {
@@ -49,9 +52,9 @@ pub(crate) async fn read_loop(member: &Member, mut conn: MultiplexedConnection, 
         let count = credit.count.min(fitting).min(COUNT);
         let block = BLOCK.min(member.lease() / 4).max(Duration::from_millis(1));
         if member.keep.is_log() {
-            count_and_read(member, &mut conn, client, count, block).await?;
+            count_and_read(member, &conn, client, count, block).await?;
         } else {
-            let reply = read(member, &mut conn, client, count, block).await?;
+            let reply = read(member, &conn, client, count, block).await?;
             take(member, reply).await?;
             // After the hand-over: what is renewed next includes it.
             *member.reading_since.lock() = None;
@@ -63,7 +66,7 @@ pub(crate) async fn read_loop(member: &Member, mut conn: MultiplexedConnection, 
 /// step, and no script blocks. The blocking read before it takes nothing: it only says that there is something.
 async fn count_and_read(
     member: &Member,
-    conn: &mut MultiplexedConnection,
+    conn: &Conn,
     client: i64,
     count: usize,
     block: Duration,
@@ -79,7 +82,7 @@ async fn count_and_read(
         let mut parts = list(answer).into_iter();
         let mut next = || parts.next().unwrap_or_default();
         let (lost, upto, entries) = (next(), next(), list(next()));
-        let entries: Vec<(Id, Fields)> = entries.into_iter().filter_map(entry).collect();
+        let entries = messages(entries);
         match as_int(&lost) {
             None | Some(0) => {}
             Some(lost) => member.gap(GapCause::Retention, u64::try_from(lost).ok()),
@@ -104,11 +107,11 @@ async fn count_and_read(
 
 async fn read(
     member: &Member,
-    conn: &mut MultiplexedConnection,
+    conn: &Conn,
     client: i64,
     count: usize,
     block: Duration,
-) -> Result<Value, Error> {
+) -> Result<Reply, Error> {
     let sides = member.live_sides();
     let mut cmd = redis::Cmd::with_capacity(10 + 2 * sides.len(), 256);
     cmd.arg("XREADGROUP").arg("GROUP").arg(&member.group).arg(&member.me).arg("COUNT").arg(count);
@@ -120,7 +123,9 @@ async fn read(
         cmd.arg(">");
     }
     *member.reading_since.lock() = Some(Instant::now());
-    attend(member, conn.send_packed_command(&cmd), client, block).await
+    let patience = member.hub.options.response_timeout;
+    let attend = Attend { link: &member.link, draining: &member.session.draining, client, block, patience };
+    attend.answer(conn.send_for_frame(&cmd)).await.map_err(|e| e.doing(member.place()))
 }
 
 /// Waits for the answer to a read.
@@ -132,11 +137,21 @@ async fn attend(
 ) -> Result<Value, Error> {
     let patience = member.hub.options.response_timeout;
     let attend = Attend { link: &member.link, draining: &member.session.draining, client, block, patience };
-    attend.answer(read).await.map_err(|e| e.doing(member.place()))
+    let answer = attend.answer(read).await.map_err(|e| e.doing(member.place()))?;
+    checked(answer).map_err(|e| failure(e, "reading").doing(member.place()))
 }
 
 /// Sorts a reply by stream and hands it over.
-async fn take(member: &Member, reply: Value) -> Result<(), Error> {
+async fn take(member: &Member, reply: Reply) -> Result<(), Error> {
+    if let Reply::Frame(frame) = &reply
+        && let Some(read) = read_ours(member, frame)
+    {
+        for (at, entries) in (0..).zip(read) {
+            hand_over(member, at, entries).await?;
+        }
+        return Ok(());
+    }
+    let reply = reply.value().and_then(checked).map_err(|e| failure(e, "reading").doing(member.place()))?;
     let streams: Vec<(Value, Value)> = match reply {
         Value::Nil => return Ok(()),
         Value::Map(pairs) => pairs,
@@ -151,14 +166,34 @@ async fn take(member: &Member, reply: Value) -> Result<(), Error> {
     for (key, entries) in streams {
         let key = as_bytes(&key).unwrap_or_default();
         let Some(at) = member.sides.iter().position(|s| s.keys.stream.as_bytes() == key) else { continue };
-        let entries: Vec<(Id, Fields)> = list(entries).into_iter().filter_map(entry).collect();
+        let entries = messages(list(entries));
         hand_over(member, at, entries).await?;
     }
     Ok(())
 }
 
+/// The entries of each side, if all are this library's: read where they lie, one allocation for each payload. (A slice of the
+/// whole reply would need none, and keep all of it for as long as one message of it is held.)
+fn read_ours(member: &Member, frame: &[u8]) -> Option<[Vec<(Id, Message)>; 2]> {
+    let mut read: [Vec<(Id, Message)>; 2] = Default::default();
+    resp::entries(frame, |stream, id, meta, payload| {
+        let at = member.sides.iter().position(|side| side.keys.stream.as_bytes() == stream)?;
+        let mut message = wire::decode(meta)?;
+        message.payload = payload.map(Bytes::copy_from_slice);
+        read[at].push((id, message));
+        Some(())
+    })?;
+    Some(read)
+}
+
+/// What entries say.
+fn messages(entries: Vec<Value>) -> Vec<(Id, Message)> {
+    let entries = entries.into_iter().filter_map(entry);
+    entries.map(|(id, fields)| (id, wire::from_fields(fields, id))).collect()
+}
+
 /// Hands what was read for the first time to the engine.
-async fn hand_over(member: &Member, at: usize, entries: Vec<(Id, Fields)>) -> Result<(), Error> {
+async fn hand_over(member: &Member, at: usize, entries: Vec<(Id, Message)>) -> Result<(), Error> {
     if let (0, Some((last, _))) = (at, entries.last()) {
         member.memory.lock().last = Some(mq_api::Position::stream_id(last.0, last.1));
     }
@@ -171,7 +206,7 @@ async fn hand_over(member: &Member, at: usize, entries: Vec<(Id, Fields)>) -> Re
 }
 
 /// After a group was made again: attempts that were noted before.
-async fn look_up(member: &Member, side: usize, entries: &[(Id, Fields)]) -> Result<HashMap<Id, Known>, Error> {
+async fn look_up(member: &Member, side: usize, entries: &[(Id, Message)]) -> Result<HashMap<Id, Known>, Error> {
     if entries.is_empty() {
         return Ok(HashMap::new());
     }
@@ -193,7 +228,7 @@ async fn look_up(member: &Member, side: usize, entries: &[(Id, Fields)]) -> Resu
 }
 
 /// The number of a connection, for `CLIENT UNBLOCK`.
-pub(crate) async fn client_id(conn: &mut MultiplexedConnection) -> i64 {
+pub(crate) async fn client_id(conn: &Conn) -> i64 {
     let answer = conn.send_packed_command(redis::cmd("CLIENT").arg("ID")).await;
     answer.ok().as_ref().and_then(as_int).unwrap_or(0)
 }

@@ -1,19 +1,21 @@
 //! Sending: pipelines of at most 500 `XADD` (or `PUBLISH`), a few in flight. What piles up while they fly is the next pipeline, so no timer
 //! gathers messages.
 
-use crate::answer::{as_id, as_int, as_text, ends_session, failure, list, refused};
+use crate::answer::{as_int, as_text, ends_session, failure, list, refused};
+use crate::conn::{Answers, Asked, Reply};
 use crate::connect::{Hub, Link};
 use crate::driver::mends;
 use crate::keys::{GroupKeys, meta};
 use crate::scripts::{SWEEP, TRIM};
 use crate::topology::{Keep, make_group, prepare_topic};
+use crate::resp::{put_arg, put_head};
 use crate::wire;
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use mq_api::{
     Durability, Error, ErrorKind, Message, Outcome, Position, ProducerSpec, Provisioning, Receipt, Result, SendResult,
 };
 use mq_core::{End, Outgoing, Run, TxSession};
-use redis::{Pipeline, RedisError, Value};
+use redis::{RedisError, Value};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -30,8 +32,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// time, also where only one entry of forty can go.
 const SWEPT: usize = 1000;
 const SWEEPS: usize = 20;
-/// Arguments of one command, at most, in the usual form.
-const ARGS: usize = 10;
 
 /// What a producer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl Writer {
             tokio::select! { biased;
                 () = stop.cancelled() => return End::Closed,
                 Some(answer) = flying.next(), if !flying.is_empty() => {
-                    let (sent, answers): (Vec<Outgoing>, Result<Vec<Value>, RedisError>) = answer;
+                    let (sent, answers): (Vec<Outgoing>, Answers) = answer;
                     if let Some(error) = self.tell(sent, answers) {
                         return self.lost(error).await;
                     }
@@ -179,79 +179,104 @@ impl Writer {
                     if batch.is_empty() {
                         continue;
                     }
-                    let pipe = self.pipeline(&batch);
-                    let mut conn = self.link.conn.clone();
+                    let answers = self.write_all(&batch);
                     let sent = std::mem::take(&mut batch);
-                    flying.push_back(async move {
-                        let answers = conn.send_packed_commands(&pipe, 0, pipe.len()).await;
-                        (sent, answers)
-                    });
+                    flying.push_back(async move { (sent, answers.answers().await) });
                 }
             }
         }
     }
 
-    fn pipeline(&self, batch: &[Outgoing]) -> Pipeline {
-        let mut pipe = Pipeline::with_capacity(batch.len() + 1);
-        let mut meta = Vec::with_capacity(128);
-        let oldest = match self.keep {
-            Keep::Log { age: Some(age), .. } => SystemTime::now().checked_sub(age),
-            _ => None,
-        };
-        let oldest = oldest.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok()).map(|d| d.as_millis() as u64);
-        for item in batch {
-            let mut cmd = redis::Cmd::with_capacity(ARGS, item.size as usize + self.key.len() + 160);
-            self.write(&mut cmd, &item.message, &mut meta, oldest);
-            pipe.add_command(cmd);
-        }
-        if self.hub.options.wait > 0 && self.level == Durability::Replicated {
-            pipe.cmd("WAIT").arg(self.hub.options.wait).arg(self.hub.options.wait_timeout.as_millis() as u64);
-        }
-        pipe
+    /// Writes one command for each message into the connection's buffer.
+    fn write_all(&self, batch: &[Outgoing]) -> Asked {
+        let replicas = self.hub.options.wait > 0 && self.level == Durability::Replicated;
+        self.link.conn.send_for_ids(batch.len() + usize::from(replicas), |out| {
+            let (arguments, before) = self.before();
+            let mut meta = Vec::with_capacity(128);
+            for item in batch {
+                self.write(&item.message, arguments, &before, &mut meta, out);
+            }
+            if replicas {
+                let options = &self.hub.options;
+                let timeout = options.wait_timeout.as_millis() as u64;
+                redis::cmd("WAIT").arg(options.wait).arg(timeout).write_packed_command(out);
+            }
+        })
     }
 
-    fn write(&self, cmd: &mut redis::Cmd, message: &Message, meta: &mut Vec<u8>, oldest: Option<u64>) {
-        match self.form {
-            Form::Blob => {
-                cmd.arg("PUBLISH").arg(&self.key).arg(wire::to_blob(message));
-                return;
-            }
-            Form::Raw => {
-                cmd.arg("PUBLISH").arg(&self.key).arg(message.payload_bytes());
-                return;
-            }
-            Form::Packed | Form::Plain => {}
+    /// What every command of a pipeline begins with, and how many arguments that is.
+    fn before(&self) -> (usize, Vec<u8>) {
+        let mut out = Vec::with_capacity(self.key.len() + 64);
+        let mut n = 0;
+        let mut arg = |arg: &str| {
+            put_arg(arg.as_bytes(), &mut out);
+            n += 1;
+        };
+        if let Form::Blob | Form::Raw = self.form {
+            arg("PUBLISH");
+            arg(&self.key);
+            return (n, out);
         }
-        cmd.arg("XADD").arg(&self.key);
+        arg("XADD");
+        arg(&self.key);
         if !self.make {
-            cmd.arg("NOMKSTREAM");
+            arg("NOMKSTREAM");
         }
-        match (self.keep, oldest) {
-            (Keep::Log { max: Some(max), .. }, _) => {
+        match self.keep {
+            Keep::Log { max: Some(max), .. } => {
                 // Whole blocks are cheap to remove; a small bound is meant exactly.
-                cmd.arg("MAXLEN").arg(if max < 1000 { "=" } else { "~" }).arg(max);
+                let how = if max < 1000 { "=" } else { "~" };
+                ["MAXLEN", how, &max.to_string()].iter().for_each(|part| arg(part));
             }
-            (Keep::Log { .. }, Some(oldest)) => {
-                cmd.arg("MINID").arg("~").arg(oldest);
+            Keep::Log { age: Some(age), .. } => {
+                let oldest = SystemTime::now().checked_sub(age);
+                if let Some(oldest) = oldest.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok()) {
+                    ["MINID", "~", &oldest.as_millis().to_string()].iter().for_each(|part| arg(part));
+                }
             }
             _ => {}
         }
-        cmd.arg("*");
-        if self.form == Form::Plain {
-            for (name, value) in wire::to_plain(message) {
-                cmd.arg(name.as_ref()).arg(value.as_ref());
+        arg("*");
+        (n, out)
+    }
+
+    fn write(&self, message: &Message, arguments: usize, before: &[u8], meta: &mut Vec<u8>, out: &mut Vec<u8>) {
+        let begin = |more: usize, out: &mut Vec<u8>| {
+            put_head(b'*', arguments + more, out);
+            out.extend_from_slice(before);
+        };
+        match self.form {
+            Form::Blob => {
+                begin(1, out);
+                put_arg(&wire::to_blob(message), out);
             }
-            return;
-        }
-        wire::encode(message, meta);
-        cmd.arg(wire::META).arg(meta.as_slice());
-        if let Some(payload) = &message.payload {
-            cmd.arg(wire::PAYLOAD).arg(payload.as_ref());
+            Form::Raw => {
+                begin(1, out);
+                put_arg(message.payload_bytes(), out);
+            }
+            Form::Plain => {
+                let fields = wire::to_plain(message);
+                begin(2 * fields.len(), out);
+                for (name, value) in fields {
+                    put_arg(&name, out);
+                    put_arg(&value, out);
+                }
+            }
+            Form::Packed => {
+                begin(if message.payload.is_some() { 4 } else { 2 }, out);
+                put_arg(wire::META.as_bytes(), out);
+                wire::encode(message, meta);
+                put_arg(meta, out);
+                if let Some(payload) = &message.payload {
+                    put_arg(wire::PAYLOAD.as_bytes(), out);
+                    put_arg(payload, out);
+                }
+            }
         }
     }
 
     /// Tells the outbox what became of a pipeline; an error ends the session.
-    fn tell(&self, sent: Vec<Outgoing>, answers: Result<Vec<Value>, RedisError>) -> Option<Error> {
+    fn tell(&self, sent: Vec<Outgoing>, answers: Answers) -> Option<Error> {
         let mut answers = match answers {
             Ok(answers) => answers,
             Err(error) => {
@@ -269,7 +294,8 @@ impl Writer {
         if answers.len() > sent.len()
             && let Some(reached) = answers.pop()
         {
-            short = match as_int(&reached) {
+            let reached = reached.value();
+            short = match reached.as_ref().ok().and_then(as_int) {
                 Some(n) if n >= i64::from(self.hub.options.wait) => None,
                 Some(n) => Some(format!("{n} of {} replicas have it", self.hub.options.wait)),
                 None => Some(format!("the replicas could not be asked: {reached:?}")),
@@ -290,7 +316,11 @@ impl Writer {
         ended
     }
 
-    fn result(&self, answer: Value, ended: &mut Option<Error>) -> SendResult {
+    fn result(&self, answer: Reply, ended: &mut Option<Error>) -> SendResult {
+        let answer = match answer {
+            Reply::Id((ms, seq)) => return Ok(Receipt::new(self.level).at(None, Position::stream_id(ms, seq))),
+            other => other.value().map_err(refused)?,
+        };
         match answer {
             Value::ServerError(error) => {
                 let error: RedisError = error.into();
@@ -307,13 +337,7 @@ impl Writer {
             Value::Int(receivers) if matches!(self.form, Form::Blob | Form::Raw) => {
                 Ok(Receipt::new(self.level).received_by(receivers.try_into().unwrap_or(0)))
             }
-            other => {
-                let receipt = Receipt::new(self.level);
-                Ok(match as_id(&other) {
-                    Some((ms, seq)) => receipt.at(None, Position::stream_id(ms, seq)),
-                    None => receipt,
-                })
-            }
+            _ => Ok(Receipt::new(self.level)),
         }
     }
 

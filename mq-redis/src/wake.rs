@@ -6,7 +6,7 @@
 
 use crate::answer::{as_text, list};
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
+use crate::conn::Conn;
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -95,7 +95,7 @@ impl Wakes {
 }
 
 /// Asks the server to tell of changes to keys that are read on request; says whether it will.
-pub(crate) async fn track(conn: &mut MultiplexedConnection) -> bool {
+pub(crate) async fn track(conn: &Conn) -> bool {
     let cmd = redis::cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN").take();
     match conn.send_packed_command(&cmd).await {
         Ok(Value::Okay) => true,

@@ -100,11 +100,11 @@ pub(crate) fn encode(message: &Message, out: &mut Vec<u8>) {
 }
 
 struct Reader<'a> {
-    all: &'a Bytes,
+    all: &'a [u8],
     at: usize,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     /// The next bytes, on loan.
     fn look<const N: usize>(&mut self) -> Option<[u8; N]> {
         let end = self.at.checked_add(N)?;
@@ -113,9 +113,9 @@ impl Reader<'_> {
         part.try_into().ok()
     }
 
-    fn take(&mut self, n: usize) -> Option<Bytes> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let end = self.at.checked_add(n).filter(|end| *end <= self.all.len())?;
-        let part = self.all.slice(self.at..end);
+        let part = self.all.get(self.at..end)?;
         self.at = end;
         Some(part)
     }
@@ -138,22 +138,18 @@ impl Reader<'_> {
         None
     }
 
-    fn bytes(&mut self) -> Option<Bytes> {
+    fn bytes(&mut self) -> Option<&'a [u8]> {
         let n = self.len()?;
         self.take(n)
     }
 
-    fn text(&mut self) -> Option<Bytes> {
-        self.bytes().filter(|b| std::str::from_utf8(b).is_ok())
+    fn text(&mut self) -> Option<&'a str> {
+        std::str::from_utf8(self.bytes()?).ok()
     }
 }
 
-fn utf8(bytes: &Bytes) -> &str {
-    std::str::from_utf8(bytes).unwrap_or_default()
-}
-
 /// Reads the field `mq`: all of a message but its payload; `None` if it is not of this format.
-pub(crate) fn decode(meta: &Bytes) -> Option<Message> {
+pub(crate) fn decode(meta: &[u8]) -> Option<Message> {
     let mut from = Reader { all: meta, at: 0 };
     if from.byte()? != VERSION {
         return None;
@@ -161,7 +157,7 @@ pub(crate) fn decode(meta: &Bytes) -> Option<Message> {
     let flags = from.byte()?;
     let mut message = Message::default();
     message.id =
-        if flags & TEXT_ID == 0 { MessageId::from_bytes(from.look()?) } else { MessageId::text(utf8(&from.text()?)) };
+        if flags & TEXT_ID == 0 { MessageId::from_bytes(from.look()?) } else { MessageId::text(from.text()?) };
     if flags & TIME != 0 {
         let ms = u64::from_be_bytes(from.look()?);
         message.timestamp = from_millis(ms);
@@ -171,17 +167,17 @@ pub(crate) fn decode(meta: &Bytes) -> Option<Message> {
         1 => Some(ContentType::Json),
         2 => Some(ContentType::Bytes),
         3 => Some(ContentType::Text),
-        4 => Some(utf8(&from.text()?).into()),
+        4 => Some(from.text()?.into()),
         _ => return None,
     };
     if flags & KEY != 0 {
-        message.key = Some(from.bytes()?);
+        message.key = Some(Bytes::copy_from_slice(from.bytes()?));
     }
     if flags & HEADERS != 0 {
         let mut headers = Headers::new();
         while from.at < meta.len() {
             let name = from.text()?;
-            headers.push(utf8(&name), from.bytes()?);
+            headers.push(name, Bytes::copy_from_slice(from.bytes()?));
         }
         message.headers = headers;
     }
@@ -321,7 +317,7 @@ pub(crate) fn to_blob(message: &Message) -> Vec<u8> {
 pub(crate) fn from_blob(blob: Bytes) -> Message {
     let read = || {
         let mut from = Reader { all: &blob, at: 0 };
-        if from.take(BLOB.len())?.as_ref() != BLOB {
+        if from.take(BLOB.len())? != BLOB {
             return None;
         }
         let meta = from.bytes()?;
@@ -330,7 +326,7 @@ pub(crate) fn from_blob(blob: Bytes) -> Message {
             Some(1) => Some(blob.slice(from.at..)),
             Some(_) => return None,
         };
-        let mut message = decode(&meta)?;
+        let mut message = decode(meta)?;
         message.payload = payload;
         Some(message)
     };

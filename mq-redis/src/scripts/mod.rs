@@ -3,7 +3,7 @@
 
 use crate::answer::checked;
 use crate::connect::Link;
-use redis::aio::MultiplexedConnection;
+use crate::conn::Conn;
 use redis::{Cmd, RedisError, Value};
 use std::sync::OnceLock;
 
@@ -94,11 +94,11 @@ impl Call {
 
     /// Calls it by its hash, or by its text if the server does not know it.
     pub(crate) async fn run(&self, link: &Link) -> Result<Value, RedisError> {
-        self.run_on(&mut link.conn.clone()).await
+        self.run_on(&link.conn).await
     }
 
     /// As [`run`](Self::run), on this connection.
-    pub(crate) async fn run_on(&self, conn: &mut MultiplexedConnection) -> Result<Value, RedisError> {
+    pub(crate) async fn run_on(&self, conn: &Conn) -> Result<Value, RedisError> {
         let answer = conn.send_packed_command(&self.cmd("EVALSHA", self.script.hash())).await.and_then(checked);
         match answer {
             Err(error) if error.code() == Some("NOSCRIPT") => {
