@@ -1,7 +1,7 @@
 //! A consumer and its deliveries, with everything they do written into the record of the test.
 
 use crate::ledger::Seen;
-use crate::{Check, Doing, Test, TestFailure};
+use crate::{Check, Connection, Doing, Test, TestFailure};
 use mq_api::{
     BoxError, CloseReport, Consumer, ConsumerControl, ConsumerExt, Delivery, Disposition, Events, Feature, HealthState,
     Reason, Settled, Settling,
@@ -124,6 +124,21 @@ impl Member {
             got.ack().await;
             n += 1;
         }
+        Ok(n)
+    }
+
+    /// Acknowledges what comes until nothing is left for the group. After cuts, what they left unknown comes again only when the
+    /// member is back, and that may take longer than silence is waited for.
+    ///
+    /// # Errors
+    /// When receiving fails, or something stays.
+    pub async fn ack_until_settled(&mut self, on: &Connection, group: &str) -> Check<usize> {
+        let watch = Stopwatch::start();
+        let mut n = self.ack_until_quiet().await?;
+        while watch.elapsed() < self.test.pace().patience && !self.test.is_settled(on, group).await? {
+            n += self.ack_until_quiet().await?;
+        }
+        self.test.all_settled(on, group).await?;
         Ok(n)
     }
 

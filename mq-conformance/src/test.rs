@@ -317,6 +317,18 @@ impl Test {
         found.map_err(|e| TestFailure::new(format!("{}; the backlog is {last:?}", e.text())))
     }
 
+    /// Whether nothing is left of the test's topic for a group now, as far as the broker says.
+    ///
+    /// # Errors
+    /// When the broker cannot be asked.
+    pub async fn is_settled(&self, on: &Connection, group: &str) -> Check<bool> {
+        if !on.broker.capabilities().has(Feature::Backlog) {
+            return Ok(true);
+        }
+        let now = self.admin(on).backlog(&self.topic(), &Group::new(group)).await.doing("backlog")?;
+        Ok(now.ready.admits(0) && now.in_flight.admits(0) && now.delayed.admits(0))
+    }
+
     /// Waits until nothing is left of the test's topic for a group. A broker without numbers is not asked.
     ///
     /// # Errors

@@ -96,9 +96,8 @@ async fn p6_2_a_cut_with_deliveries_in_hand_loses_nothing(t: Test) -> Check {
         let settled = got.ack().await;
         ensure!(settled != Settled::Untracked, "an ack across a cut gave {settled:?}");
     }
-    member.ack_until_quiet().await?;
-    t.ledger().between(GROUP, &labels, 2)?;
-    t.all_settled(&d, GROUP).await
+    member.ack_until_settled(&d, GROUP).await?;
+    t.ledger().between(GROUP, &labels, 2)
 }
 
 async fn p6_2_health_says_what_is_going_on(t: Test) -> Check {
