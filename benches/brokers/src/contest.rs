@@ -39,6 +39,21 @@ pub(crate) const BACKENDS: [Backend; 3] = [
 /// The contestants, in the order of a pair.
 pub(crate) const CONTESTANTS: [&str; 3] = ["ours", "same", "bare"];
 
+/// A bar beside another library: its name there, and at least how many times its rate ours sends and receives.
+pub(crate) struct Peer {
+    pub(crate) backend: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) send: f64,
+    pub(crate) receive: f64,
+}
+
+/// Other libraries. One that `bench-peers/brokers` knows and this does not is shown and not judged.
+pub(crate) const PEERS: [Peer; 3] = [
+    Peer { backend: "redis", name: "omniqueue", send: 1.0, receive: 5.0 },
+    Peer { backend: "redis", name: "sea-streamer", send: 1.0, receive: 1.0 },
+    Peer { backend: "redis", name: "ruststream", send: 1.0, receive: 1.0 },
+];
+
 /// Runs one contestant in this process.
 pub(crate) async fn run(backend: &str, contestant: &str, job: &Job) -> Result<Ran, Failed> {
     match (backend, contestant) {

@@ -1,7 +1,8 @@
 //! What a message costs over a real broker: anymq beside the client library used by hand, as `cargo xtask bench redis`,
 //! `amqp` and `kafka` run it.
 //!
-//! * `bench-brokers all BACKEND URL PAIRS` runs everything, each run in a process of its own, and prints the table.
+//! * `bench-brokers all BACKEND URL PAIRS [PEERS]` runs everything, each run in a process of its own, and prints the table;
+//!   `PEERS` is the program of other libraries, `bench-peers/brokers`.
 //! * `bench-brokers run BACKEND CONTESTANT URL TOPIC N SIZE` is such a run: `ran SEND_SECONDS SEND_CPU RECEIVE_SECONDS RECEIVE_CPU`.
 //! * `bench-brokers through BACKEND URL TOPIC N SIZE TOPICS BACKLOG` prints messages a second, sent and received at once.
 //! * `bench-brokers latency BACKEND URL TOPIC N SIZE RATE` prints milliseconds at 50, 90, 99 and 99.9 of 100.
@@ -46,7 +47,8 @@ fn act(words: &[String]) -> Result<(), Failed> {
         Ok(Job { url: url.into(), topic: topic.into(), n: n.parse()?, size: size.parse()? })
     };
     match words[..] {
-        ["all", backend, url, pairs] => whole::run(backend, url, pairs.parse()?),
+        ["all", backend, url, pairs] => whole::run(backend, url, pairs.parse()?, None),
+        ["all", backend, url, pairs, peers] => whole::run(backend, url, pairs.parse()?, Some(peers)),
         ["run", backend, contestant, url, topic, n, size] => {
             let job = job(url, topic, n, size)?;
             println!("{}", job::runtime()?.block_on(contest::run(backend, contestant, &job))?.line());

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use crate::contest::{BACKENDS, Backend, CONTESTANTS};
+use crate::contest::{BACKENDS, Backend, CONTESTANTS, PEERS};
 use crate::job::{Failed, Ran};
 use crate::meter::Cost;
 use crate::stats::{Judged, Median};
@@ -40,13 +40,16 @@ struct Whole<'a> {
 }
 
 /// Runs everything and prints it.
-pub(crate) fn run(backend: &str, url: &str, pairs: usize) -> Result<(), Failed> {
+pub(crate) fn run(backend: &str, url: &str, pairs: usize, peers: Option<&str>) -> Result<(), Failed> {
     let known = BACKENDS.iter().find(|known| known.name == backend);
     let backend = known.ok_or_else(|| format!("{backend} is none of redis, amqp, kafka"))?;
     let mut whole = Whole { backend, url, topics: 0, text: String::new(), verdicts: Vec::new(), void: false };
     let load = load();
     for size in SIZES {
         whole.compare(size, pairs)?;
+    }
+    if let Some(program) = peers {
+        whole.peers(program, pairs)?;
     }
     let capacity = whole.capacity()?;
     whole.latency(capacity)?;
@@ -65,6 +68,15 @@ pub(crate) fn run(backend: &str, url: &str, pairs: usize) -> Result<(), Failed> 
 fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().unwrap_or("unknown").to_owned()
+}
+
+/// What a program prints.
+fn told(program: &mut Command) -> Result<String, Failed> {
+    let output = program.output()?;
+    if !output.status.success() {
+        return Err(format!("{program:?} failed: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 impl Whole<'_> {
@@ -157,6 +169,67 @@ impl Whole<'_> {
                 self.row(&format!("{what}, rate beside {beside}"), rate, &format!("at least {RATE_BAR}"), word);
                 let word = if judged { self.judge(Judged::at_most(CPU_BAR, cpu)) } else { "shown" };
                 self.row(&format!("{what}, processor beside {beside}"), cpu, &format!("at most {CPU_BAR}"), word);
+            }
+        }
+        self.text.push('\n');
+        Ok(())
+    }
+
+    /// Ours beside other libraries, by turns: a third of the pairs, since they are far apart or the bar is not met.
+    fn peers(&mut self, program: &str, pairs: usize) -> Result<(), Failed> {
+        let listed = told(Command::new(program).args(["list", self.backend.name]))?;
+        let names: Vec<&str> = listed.lines().collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let (n, size) = (self.backend.n, SIZES[0]);
+        let rounds = pairs.div_ceil(3).max(2);
+        let mut ran: Vec<(Vec<Ran>, Vec<Ran>)> = names.iter().map(|_| Default::default()).collect();
+        for round in 0..rounds {
+            for (name, (ours, theirs)) in names.iter().zip(&mut ran) {
+                let other = |whole: &mut Self| -> Result<Ran, Failed> {
+                    let (topic, n, size) = (whole.topic(), n.to_string(), size.to_string());
+                    let args = ["run", whole.backend.name, name, whole.url, &topic, &n, &size];
+                    let said = told(Command::new(program).args(args))?;
+                    Ok(said.lines().find_map(Ran::read).ok_or_else(|| format!("{name}: not understood: {said}"))?)
+                };
+                if round % 2 == 0 {
+                    ours.push(self.once("ours", n, size)?);
+                    theirs.push(other(self)?);
+                } else {
+                    theirs.push(other(self)?);
+                    ours.push(self.once("ours", n, size)?);
+                }
+            }
+            eprintln!("other libraries: round {} of {rounds}", round + 1);
+        }
+        let _ = writeln!(
+            self.text,
+            "**Other libraries**, {size} bytes, {rounds} rounds of {n} messages: our rate beside theirs\n\n\
+             | | theirs, messages a second | µs of processor | our rate | 95 % interval | bound | |\n|---|---|---|---|---|---|---|"
+        );
+        let stretches: [Stretch; 2] = [("send", |ran| ran.send), ("receive", |ran| ran.receive)];
+        for (name, (ours, theirs)) in names.iter().zip(&ran) {
+            let bar = PEERS.iter().find(|peer| peer.backend == self.backend.name && peer.name == *name);
+            for (what, of) in stretches {
+                let ratios: Vec<f64> =
+                    ours.iter().zip(theirs).map(|(ours, theirs)| of(theirs).seconds / of(ours).seconds).collect();
+                let middle = |part: fn(Cost) -> f64| {
+                    Median::of(&theirs.iter().map(|ran| part(of(ran)) / n as f64).collect::<Vec<_>>()).value
+                };
+                let (rate, cpu) = (middle(|cost| cost.seconds).recip(), middle(|cost| cost.cpu) * 1e6);
+                let Median { value, low, high } = Median::of(&ratios);
+                let least = bar.map(|bar| if what == "send" { bar.send } else { bar.receive });
+                let (bound, word) = match least {
+                    Some(least) => {
+                        (format!("at least {least}"), self.judge(Judged::at_least(least, Median::of(&ratios))))
+                    }
+                    None => (String::new(), "shown"),
+                };
+                let _ = writeln!(
+                    self.text,
+                    "| {what}, {name} | {rate:.0} | {cpu:.2} | {value:.1} | {low:.1} to {high:.1} | {bound} | {word} |"
+                );
             }
         }
         self.text.push('\n');

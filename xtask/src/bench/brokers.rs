@@ -15,6 +15,9 @@ pub(crate) struct Args {
     /// Alternating runs of each contestant; fewer than 15 decide little.
     #[arg(long, default_value_t = 15)]
     pairs: usize,
+    /// Without the other libraries, which take some minutes to build.
+    #[arg(long)]
+    no_peers: bool,
     /// Put the table into docs/performance.md.
     #[arg(long)]
     write: bool,
@@ -33,12 +36,26 @@ pub(crate) fn run(backend: &str, kind: Kind, args: &Args) -> Outcome {
         "--target-dir",
         "target/bench",
     ])?;
+    let peers = match args.no_peers {
+        true => None,
+        false => Some(Program::build(&[
+            "build",
+            "--release",
+            "--manifest-path",
+            "bench-peers/brokers/Cargo.toml",
+            "--features",
+            backend,
+            "--target-dir",
+            "target/peers",
+        ])?),
+    };
     let fleet = Fleet::for_run(&[kind], |line| println!("{line}"))?;
     let Some((_, url)) = fleet.variables().into_iter().next() else {
         return Err(format!("no server: {:?}", fleet.entries().first().map(|entry| &entry.origin)));
     };
     let mut child = Command::new(program.path())
         .args(["all", backend, &url, &args.pairs.to_string()])
+        .args(peers.as_ref().map(Program::path))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
