@@ -1,8 +1,9 @@
 //! Broadcast on a stream: read from its end on, without a group. What was trimmed before it was read is a `Gap`: every entry that
 //! was ever added was either handed over or reported, whenever the reader is at the end.
 
-use crate::answer::{checked, Id, as_id, as_int, entry, failure, field, id_text, list};
+use crate::answer::{Id, as_id, as_int, checked, entry, failure, field, id_text, list};
 use crate::attend::Attend;
+use crate::conn::Conn;
 use crate::connect::{Hub, Link};
 use crate::driver::mends;
 use crate::read::client_id;
@@ -11,7 +12,6 @@ use crate::topology::prepare_topic;
 use crate::wire;
 use mq_api::{Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Gate, Incoming, Lane, Run, Session, Token};
-use crate::conn::Conn;
 use redis::{RedisError, Value};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ struct Reader {
 pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: String) -> Result<Run> {
     let sub = session.subscription.clone();
     prepare_topic(link, &sub.topic, sub.retention, sub.partitions, sub.provisioning).await?;
-    let mut conn = hub.own(link).await?;
+    let conn = hub.own(link).await?;
     let client = client_id(&conn).await;
     let lane = session.open_lane(None, session.generation);
     let mut reader = Reader { hub: hub.clone(), link: link.clone(), lane, key, at: (0, 0), index: 0, session };

@@ -363,9 +363,8 @@ impl Hub {
     ) -> Result<MultiplexedConnection> {
         let doing = format!("connecting to Redis at {node}");
         let client = self.client(node, settings).map_err(|e| e.doing(&doing))?;
-        let mut config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT))
-            .set_response_timeout(timeout);
+        let mut config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(timeout);
         if let Some(pushes) = pushes {
             config = config.set_push_sender(pushes);
         }

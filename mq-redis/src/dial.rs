@@ -35,17 +35,14 @@ pub(crate) async fn dial(
 ) -> Result<Box<dyn Io>> {
     let doing = "connecting";
     let io: Box<dyn Io> = match node {
-        ConnectionAddr::Unix(path) => {
-            Box::new(UnixStream::connect(path).await.map_err(|e| failure(e.into(), doing))?)
-        }
+        ConnectionAddr::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(|e| failure(e.into(), doing))?),
         ConnectionAddr::Tcp(host, port) => {
             Box::new(tcp(host, *port, patience).await.map_err(|e| failure(e.into(), doing))?)
         }
         ConnectionAddr::TcpTls { host, port, .. } => {
             let config = client_config(tls)?;
-            let name = ServerName::try_from(host.clone()).map_err(|e| {
-                Error::new(ErrorKind::Config, format!("'{host}' is no name for TLS")).with_source(e)
-            })?;
+            let name = ServerName::try_from(host.clone())
+                .map_err(|e| Error::new(ErrorKind::Config, format!("'{host}' is no name for TLS")).with_source(e))?;
             let plain = tcp(host, *port, patience).await.map_err(|e| failure(e.into(), doing))?;
             let connected = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, plain).await;
             Box::new(connected.map_err(|e| failure(e.into(), doing))?)

@@ -2,6 +2,7 @@
 
 use crate::answer::failure;
 use crate::broadcast;
+use crate::conn::Conn;
 use crate::connect::{Hub, Link};
 use crate::keys::{GroupKeys, stream};
 use crate::member::{Member, Memory, Side};
@@ -15,7 +16,6 @@ use crate::topology::{check_dead_letters, has_group, make_group, prepare_topic, 
 use mq_api::{Capabilities, Error, ErrorKind, Feature, GapCause, Group, Provisioning, Result, Subscription, Support};
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
-use crate::conn::Conn;
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
@@ -133,6 +133,7 @@ impl Streams {
             fresh_since: Mutex::new(Instant::now()),
             reading_since: Mutex::new(None),
             wake: link.wakes.join(&keys.wake),
+            clock: Mutex::default(),
             starved: AtomicBool::new(false),
             revived: AtomicBool::new(lost),
             mean: AtomicU64::new(1),

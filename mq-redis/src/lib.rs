@@ -25,6 +25,7 @@
 //!
 //! # Delivery
 //!
+//! A client has one connection for commands and sends, and one for each subscription.
 //! Groups read with blocking `XREADGROUP` on a connection of their own, which is never cancelled. Where entries may be removed
 //! unread (log mode, streams of others) a script reads instead, woken by a blocking `XREAD` that takes nothing, and counts in the same
 //! step what went: the `Gap` says exactly how much a group missed, or no number if entries ahead of it were deleted one by one. In a topic of ours that keeps what was not handled, a look each second

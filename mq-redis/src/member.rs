@@ -108,6 +108,8 @@ pub(crate) struct Member {
     pub(crate) reading_since: Mutex<Option<Instant>>,
     /// When the next entry is due, as far as it is known.
     pub(crate) wake: Arc<Wake>,
+    /// The server's time in milliseconds, and when it was told.
+    pub(crate) clock: Mutex<Option<(u64, Instant)>>,
     /// Nothing could be taken for want of credit.
     pub(crate) starved: AtomicBool,
     /// The group was made again: attempts of what is read are noted beside it.

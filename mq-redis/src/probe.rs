@@ -1,10 +1,10 @@
 //! What the server is: asked of the server itself, by command. No behaviour depends on a version's text.
 
 use crate::answer::{as_text, failure, field};
+use crate::conn::Conn;
 use crate::url::{Options, Transport};
 use mq_api::{Capabilities, Durability, Error, ErrorKind, Result};
 use redis::Value;
-use crate::conn::Conn;
 
 /// What was found out at a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]

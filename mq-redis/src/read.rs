@@ -3,13 +3,13 @@
 
 use crate::answer::{Id, as_bytes, as_int, checked, entry, failure, id_text, list};
 use crate::attend::Attend;
+use crate::conn::{Conn, Reply};
 use crate::member::{Known, Member, notes};
+use crate::resp;
 use crate::scripts::READ;
+use crate::wire;
 use bytes::Bytes;
 use mq_api::{Error, GapCause, Message};
-use crate::conn::{Conn, Reply};
-use crate::resp;
-use crate::wire;
 use redis::{RedisError, Value};
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -64,13 +64,7 @@ pub(crate) async fn read_loop(member: &Member, conn: Conn, client: i64) -> Resul
 
 /// Where entries may go unread (log mode, streams of others) each read also counts what went, which only a script does in one
 /// step, and no script blocks. The blocking read before it takes nothing: it only says that there is something.
-async fn count_and_read(
-    member: &Member,
-    conn: &Conn,
-    client: i64,
-    count: usize,
-    block: Duration,
-) -> Result<(), Error> {
+async fn count_and_read(member: &Member, conn: &Conn, client: i64, count: usize, block: Duration) -> Result<(), Error> {
     let mut wait = redis::Cmd::with_capacity(12, 256);
     wait.arg("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(block.as_millis() as u64).arg("STREAMS");
     let mut from = Vec::new();
@@ -105,13 +99,7 @@ async fn count_and_read(
     attend(member, conn.send_packed_command(&wait), client, block).await.map(drop)
 }
 
-async fn read(
-    member: &Member,
-    conn: &Conn,
-    client: i64,
-    count: usize,
-    block: Duration,
-) -> Result<Reply, Error> {
+async fn read(member: &Member, conn: &Conn, client: i64, count: usize, block: Duration) -> Result<Reply, Error> {
     let sides = member.live_sides();
     let mut cmd = redis::Cmd::with_capacity(10 + 2 * sides.len(), 256);
     cmd.arg("XREADGROUP").arg("GROUP").arg(&member.group).arg(&member.me).arg("COUNT").arg(count);

@@ -6,9 +6,9 @@ use crate::conn::{Answers, Asked, Reply};
 use crate::connect::{Hub, Link};
 use crate::driver::mends;
 use crate::keys::{GroupKeys, meta};
+use crate::resp::{put_arg, put_head};
 use crate::scripts::{SWEEP, TRIM};
 use crate::topology::{Keep, make_group, prepare_topic};
-use crate::resp::{put_arg, put_head};
 use crate::wire;
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use mq_api::{

@@ -25,6 +25,9 @@ const TAKE_AT_ONCE: usize = 100;
 const TRIM_EVERY: Duration = Duration::from_secs(1);
 /// How often names of dead members are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
+/// A round of renewals that ends more than this part of a lease after the last one began came late: a server, a machine or this
+/// thread that stood still.
+const LATE: f32 = 0.6;
 /// Names that hold nothing and were idle for this many leases are forgotten.
 const OLD_LEASES: u32 = 10;
 
@@ -52,13 +55,20 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
         stuck: now + TRIM_EVERY,
     };
     let mut cursors = ["-".to_owned(), "-".to_owned()];
+    let (mut round, mut spared) = (now, false);
     let stop = &member.session.stop;
     while !stop.is_cancelled() {
         let now = Instant::now();
         if now >= at.renew {
             renew(member).await?;
+            know_time(member).await?;
+            // When all stood still, every lease ran out, and the first to go on would take over what the others hold, who live and
+            // are about to renew. They get until the next round, once.
+            spared = round.elapsed() > lease.mul_f32(LATE) && !spared;
+            round = now;
             for (side, cursor) in cursors.iter_mut().enumerate().take(member.live_sides().len()) {
-                take(member, side, lease, cursor).await?;
+                let after = if spared { Duration::ZERO } else { lease };
+                take(member, side, after, cursor).await?;
             }
             at.renew = Instant::now() + renew_every();
         }
@@ -157,11 +167,14 @@ async fn take(member: &Member, side: usize, lease: Duration, cursor: &mut String
             .arg(&member.me)
             .arg(most.to_string())
             .arg(lease.as_millis().to_string())
-            .arg(cursor.as_bytes());
+            .arg(cursor.as_bytes())
+            .arg(until(member, lease).to_string());
+        let asked = Instant::now();
         let answer = call.run(&member.link).await.map_err(|e| member.error(e, "taking what is due"))?;
         let mut parts = list(answer).into_iter();
         let mut next = || parts.next().unwrap_or_default();
-        let (due, from, gone, taken) = (next(), next(), next(), list(next()));
+        let (due, from, gone, taken, now) = (next(), next(), next(), list(next()), next());
+        note_time(member, as_int(&now), asked);
         as_text(&from).unwrap_or("-").clone_into(cursor);
         member.gone(as_int(&gone).and_then(|n| n.try_into().ok()).unwrap_or(0));
         let full = taken.len() >= most;
@@ -169,6 +182,35 @@ async fn take(member: &Member, side: usize, lease: Duration, cursor: &mut String
         if !full {
             return Ok(as_int(&due).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis));
         }
+    }
+}
+
+/// Asks for the server's time, unless it was told before.
+async fn know_time(member: &Member) -> Result<(), Error> {
+    if member.clock.lock().is_some() {
+        return Ok(());
+    }
+    let asked = Instant::now();
+    let told = member.link.query(&redis::cmd("TIME")).await.map_err(|e| member.error(e, "asking for the time"))?;
+    let told: Vec<i64> = list(told).iter().filter_map(as_int).collect();
+    if let [seconds, micros] = told[..] {
+        note_time(member, Some(seconds * 1000 + micros / 1000), asked);
+    }
+    Ok(())
+}
+
+/// The time of the server up to which a look for dead members' entries may be carried out: a quarter of the lease from now. What
+/// is sent just before the server stands still is carried out when it goes on, before the renewals of members that live.
+fn until(member: &Member, lease: Duration) -> u64 {
+    let told = member.clock.lock().map(|(ms, at)| Duration::from_millis(ms) + at.elapsed());
+    told.map_or(0, |now| (now + lease / 4).as_millis() as u64)
+}
+
+/// From the asking on, not from the answer: the server is thought to be later than it is rather than earlier, so that a machine
+/// that is slow to hear answers takes over all the same.
+fn note_time(member: &Member, now: Option<i64>, asked: Instant) {
+    if let Some(ms) = now.and_then(|ms| ms.try_into().ok()) {
+        *member.clock.lock() = Some((ms, asked));
     }
 }
 

@@ -5,8 +5,8 @@
 //! members see what comes back within half a second: they also look by the clock.
 
 use crate::answer::{as_text, list};
-use parking_lot::Mutex;
 use crate::conn::Conn;
+use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

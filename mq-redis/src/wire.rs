@@ -156,8 +156,7 @@ pub(crate) fn decode(meta: &[u8]) -> Option<Message> {
     }
     let flags = from.byte()?;
     let mut message = Message::default();
-    message.id =
-        if flags & TEXT_ID == 0 { MessageId::from_bytes(from.look()?) } else { MessageId::text(from.text()?) };
+    message.id = if flags & TEXT_ID == 0 { MessageId::from_bytes(from.look()?) } else { MessageId::text(from.text()?) };
     if flags & TIME != 0 {
         let ms = u64::from_be_bytes(from.look()?);
         message.timestamp = from_millis(ms);

@@ -2,8 +2,8 @@
 //! does not have one yet (restart, failover) gets the text with the next call.
 
 use crate::answer::checked;
-use crate::connect::Link;
 use crate::conn::Conn;
+use crate::connect::Link;
 use redis::{Cmd, RedisError, Value};
 use std::sync::OnceLock;
 

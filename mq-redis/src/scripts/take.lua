@@ -1,11 +1,16 @@
 -- Takes entries that are due again, and entries whose owner is dead.
--- KEYS: stream, due, tries. ARGV: group, member, most entries, lease in ms (0: only what is due), cursor over parked entries.
--- Answer: ms until the next one is due (-1: none), cursor, number of entries that are gone, entries: id, count, tries, fields.
+-- KEYS: stream, due, tries. ARGV: group, member, most entries, lease in ms (0: only what is due), cursor over parked entries, the
+-- time in ms up to which leases count: a call that is carried out later stood still with the server, as renewals did.
+-- Answer: ms until the next one is due (-1: none), cursor, number of entries that are gone, entries: id, count, tries, fields, and
+-- the time in ms.
 local stream, due, tries = KEYS[1], KEYS[2], KEYS[3]
 local group, me, most, lease, cursor = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local got, gone = {}, 0
+if now > tonumber(ARGV[6]) then
+  lease = 0
+end
 
 local function take(id, count)
   local claimed = redis.call('XCLAIM', stream, group, me, 0, id)
@@ -69,4 +74,4 @@ local next_due = -1
 if first[2] then
   next_due = math.max(math.floor(tonumber(first[2]) - now), 0)
 end
-return {next_due, cursor, gone, got}
+return {next_due, cursor, gone, got, now}

@@ -413,3 +413,25 @@ async fn a_server_that_loads_is_waited_for() {
     counting.has_all(&confirmed, Duration::from_secs(5).saturating_sub(back.elapsed())).await;
     close(broker).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_held_while_the_server_stands_still_stays_owned() {
+    let Some(mut server) = server(false, &[]) else { return };
+    let (holder, other) = (open(&server.url()).await, open(&server.url()).await);
+    let producer = holder.producer(TOPIC).await.unwrap();
+    let mut first = holder.subscribe(sub().member("holder")).await.unwrap();
+    producer.send(Message::new("held")).await.unwrap();
+    let held = next(&mut first).await;
+    let mut second = other.subscribe(sub().member("other")).await.unwrap();
+    // Whose command the server finds first when it goes on is chance: several times.
+    for round in 0..8 {
+        server.freeze().unwrap();
+        tokio::time::sleep(LEASE.mul_f64(1.5)).await;
+        server.thaw().unwrap();
+        quiet(&mut second, LEASE.mul_f64(0.5)).await;
+        assert!(held.is_owned(), "round {round}: its holder lived all the time");
+    }
+    assert!(matches!(held.ack().await, Settled::Confirmed(_)));
+    close(holder).await;
+    close(other).await;
+}
