@@ -195,7 +195,9 @@ fn login(error: Error) -> Error {
 /// A socket that is closed while it is being made, or says nothing, is a broker that is not there.
 fn not_there(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Disconnected | ErrorKind::Timeout => Error::new(ErrorKind::Unavailable, error.context().to_owned()).with_source(error),
+        ErrorKind::Disconnected | ErrorKind::Timeout => {
+            Error::new(ErrorKind::Unavailable, error.context().to_owned()).with_source(error)
+        }
         _ => error,
     }
 }

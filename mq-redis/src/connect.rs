@@ -218,7 +218,7 @@ impl Hub {
             );
             let node = self.address(host.clone(), *port);
             let ask = async {
-                let mut conn = self.open(&node, settings, Some(CONNECT), None).await?;
+                let mut conn = self.open(&node, settings, Some(self.patience()), None).await?;
                 let cmd = redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).take();
                 let answer = conn.send_packed_command(&cmd).await.and_then(checked);
                 answer.map_err(|e| failure(e, "asking a Sentinel"))
@@ -335,6 +335,11 @@ impl Hub {
         login(settings, self.options.user.as_deref(), self.options.password.as_ref())
     }
 
+    /// Longest wait for one connection and its greeting: no longer than a server that is down is waited for.
+    fn patience(&self) -> Duration {
+        CONNECT.min(self.options.connect_timeout)
+    }
+
     async fn open(
         &self,
         node: &ConnectionAddr,
@@ -345,13 +350,14 @@ impl Hub {
         let doing = format!("connecting to Redis at {node}");
         let client = self.client(node, settings).map_err(|e| e.doing(&doing))?;
         let mut config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT))
+            .set_connection_timeout(Some(self.patience()))
             .set_response_timeout(timeout)
             .set_pipeline_buffer_size(QUEUE);
         if let Some(pushes) = pushes {
             config = config.set_push_sender(pushes);
         }
-        let opened = tokio::time::timeout(CONNECT * 2, client.get_multiplexed_async_connection_with_config(&config));
+        let opened =
+            tokio::time::timeout(self.patience(), client.get_multiplexed_async_connection_with_config(&config));
         let mut conn = match opened.await {
             Ok(opened) => opened.map_err(|e| unreachable(failure(e, &doing)))?,
             Err(_) => return Err(Error::new(ErrorKind::Unavailable, format!("{doing}: no greeting in time"))),
