@@ -8,7 +8,7 @@ use crate::pending::Pending;
 use crate::presence::Presence;
 use crate::take::{Taken, Took, take_run, take_slow};
 use mq_api::{
-    Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Guarantee, Position, Provisioning, Result,
+    Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Position, Provisioning, Result,
     Settled, Source, Ticket,
 };
 use mq_core::Gate;
@@ -41,7 +41,7 @@ const BUDGET: u32 = 128;
 impl MemoryConsumer {
     pub(crate) fn new(member: Arc<Member>, group: Arc<Group>) -> Self {
         let control = ConsumerControl::new(member.clone());
-        let short = !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
+        let short = !member.core.watched;
         let one = Deliveries::new();
         Self {
             member,
