@@ -212,7 +212,8 @@ async fn another_worker_takes_over_from_a_dead_one() {
 #[tokio::test(start_paused = true)]
 async fn what_the_deadline_cuts_off_is_for_the_next_process() {
     let slow = async || tokio::time::sleep(Duration::from_secs(60)).await;
-    let test = start(|broker| Worker::new(broker).shutdown_deadline(Duration::from_secs(5)).route(billing(), slow)).await;
+    let test =
+        start(|broker| Worker::new(broker).shutdown_deadline(Duration::from_secs(5)).route(billing(), slow)).await;
     test.send("orders", "x").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let report = test.shut_down().await.unwrap();

@@ -185,8 +185,7 @@ impl Connections {
 fn login(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Permission if error.context().contains("ACCESS_REFUSED") && !error.context().contains("vhost") => {
-            let source = format!("{error}");
-            Error::new(ErrorKind::Auth, source).with_source(error)
+            error.of_kind(ErrorKind::Auth)
         }
         _ => error,
     }
@@ -195,9 +194,7 @@ fn login(error: Error) -> Error {
 /// A socket that is closed while it is being made, or says nothing, is a broker that is not there.
 fn not_there(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Disconnected | ErrorKind::Timeout => {
-            Error::new(ErrorKind::Unavailable, error.context().to_owned()).with_source(error)
-        }
+        ErrorKind::Disconnected | ErrorKind::Timeout => error.of_kind(ErrorKind::Unavailable),
         _ => error,
     }
 }

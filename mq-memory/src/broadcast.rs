@@ -1,6 +1,6 @@
 //! Broadcast subscriptions: a bounded queue per subscriber, oldest dropped and counted.
 
-use crate::member::Member;
+use crate::member::{Member, Trouble};
 use crate::presence::Presence;
 use crate::topic::Topic;
 use mq_api::{
@@ -152,17 +152,18 @@ impl Member {
 }
 
 impl BroadcastConsumer {
-    /// Its topic was deleted: goes on with the one that was made in its place, or makes it.
+    /// Its topic was deleted: goes on with the one that was made in its place, or makes it. If that is not its to make, health
+    /// says so, and whoever makes it wakes this one.
     #[cold]
-    fn follow(&mut self) -> Result<()> {
+    fn follow(&mut self) {
         let sub = &self.member.sub;
-        self.member.core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
+        let made = self.member.core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning);
+        self.member.trouble(Trouble::Group, made.err().map(|error| error.to_string()));
         let remade = self.member.remade.lock().take();
         if let Some((topic, queues)) = remade {
             (self.topic, self.queues, self.next) = (topic, queues, 0);
             self.member.events.push(Event::Gap(Gap::new(self.topic.name.clone(), GapCause::Deleted)));
         }
-        Ok(())
     }
 
     fn one(&mut self) -> Option<Delivery> {
@@ -210,7 +211,7 @@ impl Consumer for BroadcastConsumer {
                 return Poll::Ready(Ok(Some(delivery)));
             }
             if self.topic.deleted.load(Ordering::Acquire) {
-                self.follow()?;
+                self.follow();
             }
             // Every queue must know the waker, so no short cut.
             let arrived = self.queues.iter().filter(|queue| queue.wait(cx)).count();

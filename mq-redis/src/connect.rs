@@ -411,10 +411,7 @@ impl Hub {
 /// Before there is a connection none was lost.
 fn unreachable(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Disconnected | ErrorKind::Timeout => {
-            let text = error.context().to_owned();
-            Error::new(ErrorKind::Unavailable, text).with_source(error)
-        }
+        ErrorKind::Disconnected | ErrorKind::Timeout => error.of_kind(ErrorKind::Unavailable),
         _ => error,
     }
 }

@@ -103,7 +103,13 @@ impl WorkerHandle {
     pub(crate) fn in_hand(&self) -> usize {
         // What a dead or closed consumer had is nobody's any more.
         let lives = |control: &ConsumerControl| control.health().current().state != mq_api::HealthState::Closed;
-        self.routes().controls.iter().map(|(_, control)| control).filter(|c| lives(c)).map(ConsumerControl::in_flight).sum()
+        self.routes()
+            .controls
+            .iter()
+            .map(|(_, control)| control)
+            .filter(|c| lives(c))
+            .map(ConsumerControl::in_flight)
+            .sum()
     }
 
     /// Ready when a route has become idle since the call.
