@@ -9,6 +9,7 @@ use anymq::testing::{Start, Test, start};
 use futures_util::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 fn billing() -> Subscription {
@@ -150,5 +151,75 @@ async fn a_worker_ends_as_sigterm_would_end_it() {
     let report = test.shut_down().await.unwrap();
     assert_eq!((report.acked, report.close.is_clean()), (1, true));
     test.on("orders", "billing").handled(1);
+    test.nothing_else();
+}
+
+// all_done is for every handler, whatever its subscription leaves to settle.
+#[tokio::test(start_paused = true)]
+async fn all_done_waits_for_broadcast_and_at_most_once_handlers() {
+    for sub in [Subscription::broadcast("orders"), billing().guarantee(anymq::Guarantee::AtMostOnce), billing()] {
+        let what = format!("{sub:?}");
+        let done = Arc::new(AtomicU32::new(0));
+        let handler = {
+            let done = done.clone();
+            move || {
+                let done = done.clone();
+                async move {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    done.fetch_add(1, SeqCst);
+                }
+            }
+        };
+        let test = start(move |broker| Worker::new(broker).route(sub, handler)).await;
+        for _ in 0..3 {
+            test.send("orders", "x").await;
+        }
+        test.all_done().await;
+        assert_eq!(done.load(SeqCst), 3, "{what}");
+    }
+}
+
+// A broadcast consumer of the test's own is looked at afterwards; all_done does not wait for it.
+#[tokio::test(start_paused = true)]
+async fn all_done_does_not_wait_for_what_the_test_reads_itself() {
+    let test = billing_test().await;
+    let mut seen = test.broker().subscribe(Subscription::broadcast("orders")).await.unwrap();
+    test.send("orders", "good").await;
+    test.all_done().await;
+    assert_eq!(seen.recv().await.unwrap().unwrap().message().payload.as_deref(), Some(&b"\"good\""[..]));
+    test.on("orders", "billing").handled(1);
+    test.nothing_else();
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_worker_takes_over_from_a_dead_one() {
+    let slow = async || tokio::time::sleep(Duration::from_secs(1)).await;
+    let worker = |name: &'static str| move |broker| Worker::new(broker).route(billing().member(name), slow);
+    let test = start(worker("anna")).await;
+    test.send("orders", "x").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(test.crash("anna"));
+    // Nobody is left who could handle it.
+    let panic = AssertUnwindSafe(test.all_done()).catch_unwind().await.unwrap_err();
+    assert!(panic.downcast_ref::<String>().unwrap().contains("the worker ended"));
+
+    test.another(worker("bert")).await;
+    test.all_done().await;
+    test.on("orders", "billing").handled(1).lost(1).attempts(2);
+    test.nothing_else();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_deadline_cuts_off_is_for_the_next_process() {
+    let slow = async || tokio::time::sleep(Duration::from_secs(60)).await;
+    let test =
+        start(|broker| Worker::new(broker).shutdown_deadline(Duration::from_secs(5)).route(billing(), slow)).await;
+    test.send("orders", "x").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let report = test.shut_down().await.unwrap();
+    assert_eq!((report.acked, report.close.given_back), (0, 1));
+    test.another(|broker| Worker::new(broker).route(billing(), async || {})).await;
+    test.all_done().await;
+    test.on("orders", "billing").handled(1).attempts(1);
     test.nothing_else();
 }

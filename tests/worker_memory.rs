@@ -293,3 +293,31 @@ async fn a_worker_that_is_dropped_gives_everything_back() {
     let report = worker.run_until(all).await.unwrap();
     assert_eq!((report.acked, report.dead_lettered), (20, 0));
 }
+
+// 4.2: what was fetched ahead of a transient failure is not begun; it comes after the pause, uncounted.
+#[tokio::test(start_paused = true)]
+async fn no_handler_begins_after_a_transient_failure() {
+    for concurrency in [1, 16] {
+        let begun = Arc::new(AtomicU32::new(0));
+        let handler = {
+            let begun = begun.clone();
+            move || {
+                let failed = begun.fetch_add(1, SeqCst) == 100;
+                async move { if failed { Err(anymq::Failure::transient("down")) } else { Ok(()) } }
+            }
+        };
+        let sub = billing().concurrency(concurrency);
+        let test = start(move |broker| Worker::new(broker).route(sub, handler)).await;
+        test.worker().pause();
+        for n in 0..1000 {
+            test.send("orders", &n).await;
+        }
+        test.worker().resume();
+        // The first pause lasts a second.
+        sleep(Duration::from_millis(500)).await;
+        assert_eq!(begun.load(SeqCst), 101, "{concurrency} at a time");
+        test.all_done().await;
+        test.on("orders", "billing").handled(1000).attempts(1001).retried(1);
+        test.nothing_else();
+    }
+}

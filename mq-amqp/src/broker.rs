@@ -55,7 +55,11 @@ async fn first_connection(connections: &Connections, env: &Env) -> Result<Option
     let give_up = env.now() + connections.url().connect_timeout;
     let mut pause = Duration::from_millis(100);
     loop {
-        let Err(error) = connections.get(Role::Publish).await else { return Ok(connections.server().await) };
+        // Also a host that accepts and says nothing is waited for no longer than that.
+        let left = give_up.saturating_duration_since(env.now());
+        let Err(error) = connections.get_within(Role::Publish, left).await else {
+            return Ok(connections.server().await);
+        };
         let final_one = matches!(
             error.kind(),
             ErrorKind::Auth | ErrorKind::Permission | ErrorKind::Tls | ErrorKind::Config | ErrorKind::Unsupported

@@ -59,6 +59,11 @@ impl Connections {
     /// The live connection of that role; makes one if there is none. Call on the library's own thread: the client's
     /// heartbeats run where a connection is made.
     pub(crate) async fn get(&self, role: Role) -> Result<Arc<Connection>> {
+        self.get_within(role, HOST).await
+    }
+
+    /// As [`get`](Self::get); waits for no host longer than `limit`.
+    pub(crate) async fn get_within(&self, role: Role, limit: Duration) -> Result<Arc<Connection>> {
         let mut slot = match role {
             Role::Publish => self.publish.lock().await,
             Role::Consume => self.consume.lock().await,
@@ -73,7 +78,7 @@ impl Connections {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::closed("the connection"));
         }
-        match self.open(role).await {
+        match self.open(role, limit.min(HOST)).await {
             Ok(connection) => {
                 self.health.set(HealthState::Running, "", self.env.wall());
                 let connection = Arc::new(connection);
@@ -96,20 +101,20 @@ impl Connections {
     }
 
     /// Tries every host, beginning with the one that worked last.
-    async fn open(&self, role: Role) -> Result<Connection> {
+    async fn open(&self, role: Role, limit: Duration) -> Result<Connection> {
         let first = self.next.load(Ordering::Relaxed);
         let count = self.url.hosts.len();
         let mut last = None;
         for at in (first..first + count).map(|at| at % count) {
             let (host, port) = &self.url.hosts[at];
             let what = format!("connect to {host}:{port}");
-            match tokio::time::timeout(HOST, self.open_at(role, host, *port)).await {
+            match tokio::time::timeout(limit, self.open_at(role, host, *port)).await {
                 Ok(Ok(connection)) => {
                     self.next.store(at, Ordering::Relaxed);
                     return Ok(connection);
                 }
                 Ok(Err(error)) => last = Some(not_there(login(fault(what, error)))),
-                Err(_) => last = Some(no_answer(&what, HOST)),
+                Err(_) => last = Some(not_there(no_answer(&what, limit))),
             }
             // Credentials are the same for every host.
             if last.as_ref().is_some_and(|e| e.kind() == ErrorKind::Auth) {
@@ -180,17 +185,16 @@ impl Connections {
 fn login(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Permission if error.context().contains("ACCESS_REFUSED") && !error.context().contains("vhost") => {
-            let source = format!("{error}");
-            Error::new(ErrorKind::Auth, source).with_source(error)
+            error.of_kind(ErrorKind::Auth)
         }
         _ => error,
     }
 }
 
-/// A socket that is closed while it is being made is a broker that is not there.
+/// A socket that is closed while it is being made, or says nothing, is a broker that is not there.
 fn not_there(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Disconnected => Error::new(ErrorKind::Unavailable, error.context().to_owned()).with_source(error),
+        ErrorKind::Disconnected | ErrorKind::Timeout => error.of_kind(ErrorKind::Unavailable),
         _ => error,
     }
 }

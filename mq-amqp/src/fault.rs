@@ -29,6 +29,7 @@ fn hint(kind: ErrorKind, words: &str) -> &'static str {
         ErrorKind::Topology => "; it was made with other arguments: use those, or delete it, or Provisioning::None",
         ErrorKind::Tls => "; check the host name, and the parameters ca, cert and key of the URL",
         ErrorKind::NotFound => "; make it first, or use Provisioning::Create",
+        ErrorKind::Unavailable if !words.contains("channel") => "; is it running, and host and port right?",
         _ => "",
     }
 }

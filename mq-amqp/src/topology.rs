@@ -276,7 +276,7 @@ impl<'a> Declarer<'a> {
         let missing = is_missing(&error);
         let error = fault(what, error);
         match missing {
-            true => Error::new(ErrorKind::Topology, error.context().to_owned()).with_source(error),
+            true => error.of_kind(ErrorKind::Topology),
             false => error,
         }
     }

@@ -84,17 +84,28 @@ pub enum Outcome {
     Unknown,
 }
 
+impl ErrorKind {
+    fn class(self) -> Class {
+        match self {
+            Self::Unavailable | Self::Timeout | Self::Disconnected | Self::Full => Class::Transient,
+            Self::Other | Self::Closed => Class::Failed,
+            _ => Class::Permanent,
+        }
+    }
+}
+
 impl Error {
     /// A new error. Its class follows from its kind.
     #[cold]
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        use ErrorKind as K;
-        let class = match kind {
-            K::Unavailable | K::Timeout | K::Disconnected | K::Full => Class::Transient,
-            K::Other | K::Closed => Class::Failed,
-            _ => Class::Permanent,
-        };
-        Self(Box::new(Inner { kind, class, outcome: None, context: context.into(), source: None }))
+        Self(Box::new(Inner { kind, class: kind.class(), outcome: None, context: context.into(), source: None }))
+    }
+
+    /// The same error, of another kind; its class follows from that. For a backend that knows more than its client does.
+    #[cold]
+    pub fn of_kind(mut self, kind: ErrorKind) -> Self {
+        (self.0.kind, self.0.class) = (kind, kind.class());
+        self
     }
 
     /// Adds the underlying error.
@@ -172,8 +183,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// What `unwrap` and a `main` that returns an error print: kind, text and every cause below it, a line each. `{:#?}` shows the
-/// fields.
+/// What `unwrap` and a `main` that returns an error print: kind, text and every cause below it that says something new, a line
+/// each. `{:#?}` shows the fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if f.alternate() {
@@ -187,9 +198,15 @@ impl fmt::Debug for Error {
                 .finish();
         }
         write!(f, "{:?}: {self}", self.0.kind)?;
+        let mut above = self.0.context.clone();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
-            write!(f, "\n    caused by: {error}")?;
+            let text = error.to_string();
+            // The broker's own words are in the text already, as a rule.
+            if !above.contains(&text) {
+                write!(f, "\n    caused by: {text}")?;
+                above = text;
+            }
             cause = error.source();
         }
         Ok(())
@@ -217,5 +234,14 @@ mod tests {
             "Unavailable: redis at h:1 cannot be reached (not sent)\n    caused by: connection refused"
         );
         assert!(format!("{outer:#?}").contains("class: Transient"));
+    }
+
+    #[test]
+    fn a_cause_whose_words_are_in_the_text_is_not_printed_again() {
+        let refused = Error::new(ErrorKind::Other, "connection refused");
+        let text = "redis at h:1: connection refused; is it running?";
+        let error = Error::new(ErrorKind::Disconnected, text).with_source(refused).of_kind(ErrorKind::Unavailable);
+        assert_eq!(format!("{error:?}"), format!("Unavailable: {text}"));
+        assert_eq!(error.class(), Class::Transient);
     }
 }

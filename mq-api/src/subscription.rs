@@ -159,7 +159,8 @@ impl Retention {
         Self::Log { max: Some(max), age: None }
     }
 
-    /// A log of what is younger than `age`.
+    /// A log of what is younger than `age`. What is older goes when the broker looks: Redis and the in-memory broker with the
+    /// next message that is sent, Kafka and RabbitMQ's streams with the segment that holds it.
     pub const fn log_for(age: Duration) -> Self {
         Self::Log { max: None, age: Some(age) }
     }

@@ -86,7 +86,7 @@ pub(crate) fn coded(doing: impl std::fmt::Display, code: Code) -> Error {
 pub(crate) fn send_error(topic: &str, code: Code, outcome: Outcome) -> Error {
     let mut error = coded(format_args!("sending to '{topic}'"), code);
     if outcome == Outcome::Rejected && matches!(error.kind(), ErrorKind::Other | ErrorKind::Timeout) {
-        error = Error::new(ErrorKind::Rejected, error.context().to_owned()).with_source(error);
+        error = error.of_kind(ErrorKind::Rejected);
     }
     error.with_outcome(outcome)
 }

@@ -137,7 +137,7 @@ pub(crate) fn begin(
             let error = fault::coded(format_args!("committing where the group starts in '{topic}'"), code);
             Err(match error.kind() {
                 // The coordinator is being found or loaded: tried again.
-                ErrorKind::Other => Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error),
+                ErrorKind::Other => error.of_kind(ErrorKind::Unavailable),
                 _ => error,
             })
         }

@@ -243,7 +243,10 @@ impl Cluster {
                         return Err(refusal);
                     }
                     let why = self.ctx.down().map(|d| format!(" ({d})")).unwrap_or_default();
-                    let text = format!("no broker of {} answered within {limit:?}{why}", self.settings.brokers);
+                    let text = format!(
+                        "no broker of {} answered within {limit:?}{why}; is it running, and host and port right?",
+                        self.settings.brokers
+                    );
                     return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
                 }
                 // It fails at once while no broker is known.
@@ -358,7 +361,7 @@ impl Cluster {
                 // With the cluster's own default it means that brokers are missing just now.
                 Err((name, code @ Code::InvalidReplicationFactor)) if replication < 0 => {
                     let error = fault::coded(format_args!("creating topic '{name}'"), code);
-                    return Err(Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error));
+                    return Err(error.of_kind(ErrorKind::Unavailable));
                 }
                 Err((name, code)) => return Err(fault::coded(format_args!("creating topic '{name}'"), code)),
             }

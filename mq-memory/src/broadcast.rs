@@ -1,6 +1,6 @@
 //! Broadcast subscriptions: a bounded queue per subscriber, oldest dropped and counted.
 
-use crate::member::Member;
+use crate::member::{Member, Trouble};
 use crate::presence::Presence;
 use crate::topic::Topic;
 use mq_api::{
@@ -10,8 +10,8 @@ use mq_api::{
 use mq_core::Gate;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 #[derive(Default)]
@@ -62,6 +62,10 @@ impl Queue {
         (std::mem::take(&mut st.lagged), next)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.state.lock().messages.len()
+    }
+
     fn wait(&self, cx: &mut Context<'_>) -> bool {
         let mut st = self.state.lock();
         st.waker = Some(cx.waker().clone());
@@ -69,18 +73,31 @@ impl Queue {
     }
 }
 
-/// Deliveries with nothing to settle.
-pub(crate) struct Untracked(pub(crate) Source);
+/// Deliveries with nothing to settle: what is said of them only tells that they left the program's hands.
+pub(crate) struct Untracked {
+    pub(crate) source: Source,
+    member: Weak<Member>,
+}
+
+impl Untracked {
+    fn done(&self, n: u32) -> SettleStart {
+        if let Some(member) = self.member.upgrade() {
+            member.flow.give(n as usize, 0);
+            member.has_room();
+        }
+        SettleStart::Done(Settled::Untracked)
+    }
+}
 
 impl Settle for Untracked {
     fn ack(&self, _: u64) -> SettleStart {
-        SettleStart::Done(Settled::Untracked)
+        self.done(1)
     }
-    fn ack_run(&self, _: u64, _: u32) -> SettleStart {
-        SettleStart::Done(Settled::Untracked)
+    fn ack_run(&self, _: u64, n: u32) -> SettleStart {
+        self.done(n)
     }
     fn settle(&self, _: u64, _: Disposition) -> SettleStart {
-        SettleStart::Done(Settled::Untracked)
+        self.done(1)
     }
     fn poll_settled(&self, _: u64, _: &mut Context<'_>) -> Poll<Settled> {
         Poll::Ready(Settled::Untracked)
@@ -93,7 +110,7 @@ impl Settle for Untracked {
         false
     }
     fn source(&self) -> &Source {
-        &self.0
+        &self.source
     }
 }
 
@@ -114,10 +131,11 @@ impl Member {
         let mut queues = Vec::new();
         for (number, part) in topic.parts.iter().enumerate() {
             let source = Source::new(topic.name.clone(), None).at(Some(number as u32), u64::from(self.id));
-            let queue = Queue::new(max, Arc::new(Untracked(source)));
+            let queue = Queue::new(max, Arc::new(Untracked { source, member: self.handle() }));
             part.lock().broadcast.push(queue.clone());
             queues.push(queue);
         }
+        *self.heard.lock() = queues.iter().map(Arc::downgrade).collect();
         queues
     }
 
@@ -134,20 +152,31 @@ impl Member {
 }
 
 impl BroadcastConsumer {
-    /// Its topic was deleted: goes on with the one that was made in its place, or makes it.
+    /// Its topic was deleted: goes on with the one that was made in its place, or makes it. If that is not its to make, health
+    /// says so, and whoever makes it wakes this one.
     #[cold]
-    fn follow(&mut self) -> Result<()> {
+    fn follow(&mut self) {
         let sub = &self.member.sub;
-        self.member.core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
+        let made = self.member.core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning);
+        self.member.trouble(Trouble::Group, made.err().map(|error| error.to_string()));
         let remade = self.member.remade.lock().take();
         if let Some((topic, queues)) = remade {
             (self.topic, self.queues, self.next) = (topic, queues, 0);
             self.member.events.push(Event::Gap(Gap::new(self.topic.name.clone(), GapCause::Deleted)));
         }
-        Ok(())
     }
 
     fn one(&mut self) -> Option<Delivery> {
+        // Charged before it leaves its queue: whoever counts finds it in one of the two.
+        self.member.flow.take(1, 0);
+        let one = self.take_one();
+        if one.is_none() {
+            self.member.flow.give(1, 0);
+        }
+        one
+    }
+
+    fn take_one(&mut self) -> Option<Delivery> {
         for _ in 0..self.queues.len() {
             let queue = &self.queues[self.next];
             self.next = (self.next + 1) % self.queues.len();
@@ -174,12 +203,15 @@ impl Consumer for BroadcastConsumer {
         if self.member.flow.is_shut(Gate::Stopping) {
             return Poll::Ready(Ok(None));
         }
-        if self.member.flow.is_open() {
+        if self.member.flow.is_open() && self.member.flow.poll_credit(cx).is_pending() {
+            // What leaves the program's hands makes room, and wakes.
+            self.member.waits_for_room();
+        } else if self.member.flow.is_open() {
             if let Some(delivery) = self.one() {
                 return Poll::Ready(Ok(Some(delivery)));
             }
             if self.topic.deleted.load(Ordering::Acquire) {
-                self.follow()?;
+                self.follow();
             }
             // Every queue must know the waker, so no short cut.
             let arrived = self.queues.iter().filter(|queue| queue.wait(cx)).count();

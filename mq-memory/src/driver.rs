@@ -168,7 +168,8 @@ impl Serving {
                     let credit = std::task::ready!(flow.poll_credit(cx));
                     consumer.poll_take(cx, credit.count.min(64), &mut taken)
                 }) => if let Err(error) = taking {
-                    return End::Fatal(error);
+                    // Somebody deleted what is not ours to make; it may come back.
+                    return End::Lost(error);
                 },
             }
             if self.member.is_crashed() {

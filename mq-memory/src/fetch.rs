@@ -1,5 +1,6 @@
 //! A member's consumer: takes from its partitions in the caller's own task, so that nothing stands between send and receive.
 
+use crate::driver::CONNECT;
 use crate::group::Group;
 use crate::lane::MemoryLane;
 use crate::member::{Member, Trouble};
@@ -8,8 +9,8 @@ use crate::pending::Pending;
 use crate::presence::Presence;
 use crate::take::{Taken, Took, take_run, take_slow};
 use mq_api::{
-    Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Guarantee, Position, Provisioning, Result,
-    Settled, Source, Ticket,
+    Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Position, Provisioning, Result, Settled,
+    Source, Ticket,
 };
 use mq_core::Gate;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub(crate) struct MemoryConsumer {
     short: bool,
     /// For [`poll_next`](Consumer::poll_next) beside its hot path; always empty between calls.
     one: Deliveries,
+    /// How often in a row its topic or group was not there.
+    absent: u32,
     /// Behind the engine's seam the driver has it.
     presence: Option<Arc<Presence>>,
 }
@@ -41,7 +44,7 @@ const BUDGET: u32 = 128;
 impl MemoryConsumer {
     pub(crate) fn new(member: Arc<Member>, group: Arc<Group>) -> Self {
         let control = ConsumerControl::new(member.clone());
-        let short = !member.core.watched && member.sub.guarantee == Guarantee::AtLeastOnce;
+        let short = !member.core.watched;
         let one = Deliveries::new();
         Self {
             member,
@@ -54,6 +57,7 @@ impl MemoryConsumer {
             suspect: None,
             short,
             one,
+            absent: 0,
             presence: None,
         }
     }
@@ -129,7 +133,6 @@ impl MemoryConsumer {
                 "group '{}' of topic '{}' was deleted and provisioning is not Create",
                 self.group.name, topic.name
             );
-            self.member.trouble(Trouble::Group, Some(text.clone()));
             return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
         }
         // Of a new topic nothing is known: it begins at its beginning.
@@ -146,6 +149,21 @@ impl MemoryConsumer {
         self.group = group;
         self.group.join(&self.member);
         Ok(topic)
+    }
+
+    /// What this member needs is gone and not its to make: health says so, and it looks again until somebody makes it.
+    #[cold]
+    fn wait_for_topology(&mut self, error: &mq_api::Error) {
+        let member = &self.member;
+        member.trouble(Trouble::Group, Some(error.to_string()));
+        let pause = (CONNECT.min_pause * 2u32.saturating_pow(self.absent)).min(CONNECT.max_pause);
+        self.absent = self.absent.saturating_add(1).min(16);
+        let me = member.handle();
+        member.core.timer.at(member.core.env.now() + pause, move || {
+            if let Some(me) = me.upgrade() {
+                me.wake();
+            }
+        });
     }
 
     /// The hot path: one new message of the partition that has its turn, if nothing special goes on there.
@@ -319,10 +337,12 @@ impl MemoryConsumer {
             presence.be_here();
         }
         self.member.wait(cx);
-        if self.version != self.group.version()
-            && let Err(error) = self.refresh()
-        {
-            return Poll::Ready(Err(error));
+        if self.version != self.group.version() {
+            if let Err(error) = self.refresh() {
+                self.wait_for_topology(&error);
+                return Poll::Pending;
+            }
+            self.absent = 0;
         }
         if self.poll_suspect(cx).is_pending() || self.member.flow.poll_credit(cx).is_pending() {
             self.budget = 0;

@@ -53,9 +53,11 @@ pub(crate) struct Member {
     away: Mutex<Option<String>>,
     /// Rises with every freeze and thaw; odd while frozen.
     freezes: AtomicU32,
-    /// Broadcast queues that are out of the topic while it is away.
     /// What listens to a topic that was made in place of a deleted one, until it is looked at.
     pub(crate) remade: Mutex<Option<Heard>>,
+    /// The broadcast queues in use.
+    pub(crate) heard: Mutex<Vec<Weak<Queue>>>,
+    /// Broadcast queues that are out of the topic while it is away.
     unplugged: Mutex<Vec<(usize, Arc<Queue>)>>,
     health: HealthSetter,
     waker: Mutex<Option<Waker>>,
@@ -101,6 +103,7 @@ impl Member {
             away: Mutex::default(),
             freezes: AtomicU32::new(0),
             remade: Mutex::default(),
+            heard: Mutex::default(),
             unplugged: Mutex::default(),
             waker: Mutex::default(),
             streak: AtomicU32::new(0),
@@ -260,7 +263,7 @@ impl Member {
             group.leave(self.id);
         } else {
             for part in &topic.parts {
-                part.lock().broadcast.retain(|queue| queue.lane.0.epoch != u64::from(self.id));
+                part.lock().broadcast.retain(|queue| queue.lane.source.epoch != u64::from(self.id));
             }
         }
         self.core.members.lock().remove(&self.id);
@@ -306,7 +309,9 @@ impl Control for Member {
     }
 
     fn in_flight(&self) -> usize {
-        self.flow.in_flight()
+        // Queues first: what leaves one is charged before.
+        let queued: usize = self.heard.lock().iter().filter_map(Weak::upgrade).map(|queue| queue.len()).sum();
+        queued + self.flow.in_flight()
     }
 
     fn health(&self) -> HealthWatch {

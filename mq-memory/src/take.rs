@@ -5,7 +5,7 @@ use crate::letter::{Letter, finish};
 use crate::member::Trouble;
 use crate::partition::Part;
 use crate::pending::{BLOCKED, Pending};
-use mq_api::{Deliveries, Delivery, Guarantee, Position, Reason, Stored, Ticket};
+use mq_api::{Deliveries, Position, Reason, Stored};
 use mq_core::{Settlement, key_hash};
 use std::sync::Arc;
 
@@ -21,19 +21,12 @@ pub(crate) struct Took {
 
 /// What takes messages out of a partition.
 pub(crate) trait Receives {
-    /// One that is to be settled.
     fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32);
-    /// One that was settled before the hand-over.
-    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32);
 }
 
 impl Receives for Deliveries {
     fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
         self.run(lane, position).push(stored, Position::offset(position), attempt);
-    }
-    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
-        let lane = Arc::new(crate::broadcast::Untracked(lane.source.clone()));
-        self.push(Delivery::new(stored, Position::offset(position), attempt, Ticket::new(lane, position)));
     }
 }
 
@@ -49,9 +42,6 @@ pub(crate) struct Taken {
 impl Receives for Vec<Taken> {
     fn held(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
         self.push(Taken { part: lane.number, epoch: lane.source.epoch, position, stored, attempt });
-    }
-    fn untracked(&mut self, lane: &Arc<MemoryLane>, position: u64, stored: Arc<Stored>, attempt: u32) {
-        self.held(lane, position, stored, attempt);
     }
 }
 
@@ -175,11 +165,6 @@ pub(crate) fn take_slow(lane: &Arc<MemoryLane>, part: &mut Part, max: usize, out
         }
         member.trace_delivered(&lane.source, position, &stored, attempt);
         took.n += 1;
-        if member.sub.guarantee == Guarantee::AtMostOnce {
-            finish(&lane.topic, &lane.group, part, position);
-            out.untracked(lane, position, stored, attempt);
-            continue;
-        }
         member.flow.take(1, size);
         match turn {
             0 => out.held(lane, position, stored, attempt),

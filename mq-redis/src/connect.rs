@@ -217,7 +217,7 @@ impl Hub {
             );
             let node = self.address(host.clone(), *port);
             let ask = async {
-                let mut conn = self.open(&node, settings, Some(CONNECT), None).await?;
+                let mut conn = self.open(&node, settings, Some(self.patience()), None).await?;
                 let cmd = redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).take();
                 let answer = conn.send_packed_command(&cmd).await.and_then(checked);
                 answer.map_err(|e| failure(e, "asking a Sentinel"))
@@ -334,6 +334,11 @@ impl Hub {
         login(settings, self.options.user.as_deref(), self.options.password.as_ref())
     }
 
+    /// Longest wait for one connection and its greeting: no longer than a server that is down is waited for.
+    fn patience(&self) -> Duration {
+        CONNECT.min(self.options.connect_timeout)
+    }
+
     /// A connection of our own.
     async fn line(
         &self,
@@ -345,11 +350,11 @@ impl Hub {
         let doing = format!("connecting to Redis at {node}");
         let late = || Error::new(ErrorKind::Unavailable, format!("{doing}: no greeting in time"));
         let dialled = dial(node, &settings, self.options.tls.as_ref(), self.options.response_timeout);
-        let io = tokio::time::timeout(CONNECT, dialled).await.map_err(|_| late())?;
+        let io = tokio::time::timeout(self.patience(), dialled).await.map_err(|_| late())?;
         let conn = Conn::start(&self.env, io.map_err(|e| unreachable(e.doing(&doing)))?, timeout, pushes);
         // Refused to users without the right; the name is for people only.
         let name = redis::cmd("CLIENT").arg("SETNAME").arg(&self.options.name).take();
-        let _ = tokio::time::timeout(CONNECT, conn.send_packed_command(&name)).await.map_err(|_| late())?;
+        let _ = tokio::time::timeout(self.patience(), conn.send_packed_command(&name)).await.map_err(|_| late())?;
         Ok(conn)
     }
 
@@ -364,11 +369,12 @@ impl Hub {
         let doing = format!("connecting to Redis at {node}");
         let client = self.client(node, settings).map_err(|e| e.doing(&doing))?;
         let mut config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(timeout);
+            AsyncConnectionConfig::new().set_connection_timeout(Some(self.patience())).set_response_timeout(timeout);
         if let Some(pushes) = pushes {
             config = config.set_push_sender(pushes);
         }
-        let opened = tokio::time::timeout(CONNECT * 2, client.get_multiplexed_async_connection_with_config(&config));
+        let opened =
+            tokio::time::timeout(self.patience(), client.get_multiplexed_async_connection_with_config(&config));
         let mut conn = match opened.await {
             Ok(opened) => opened.map_err(|e| unreachable(failure(e, &doing)))?,
             Err(_) => return Err(Error::new(ErrorKind::Unavailable, format!("{doing}: no greeting in time"))),
@@ -420,10 +426,7 @@ impl Hub {
 /// Before there is a connection none was lost.
 fn unreachable(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Disconnected | ErrorKind::Timeout => {
-            let text = error.context().to_owned();
-            Error::new(ErrorKind::Unavailable, text).with_source(error)
-        }
+        ErrorKind::Disconnected | ErrorKind::Timeout => error.of_kind(ErrorKind::Unavailable),
         _ => error,
     }
 }

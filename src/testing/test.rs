@@ -83,16 +83,34 @@ impl Start {
             Ok(worker) => worker,
             Err(error) => panic!("the worker cannot be built: {error}"),
         };
-        let handle = worker.handle();
-        let running = tokio::spawn(worker.run());
-        if !handle.running().await {
-            match running.await {
-                Ok(Err(error)) => panic!("the worker does not start: {error}"),
-                other => panic!("the worker ended before it started: {other:?}"),
-            }
-        }
-        Test { memory, broker, handle, running: Mutex::new(Some(running)), books: Mutex::default() }
+        let (handle, task) = running(worker).await;
+        let running = Mutex::new(vec![Running { handle: handle.clone(), task: Some(task) }]);
+        Test { memory, broker, handle, running, books: Mutex::default() }
     }
+}
+
+/// A worker that receives.
+#[allow(clippy::panic, reason = "a test fails by a panic")]
+async fn running<S, R>(worker: Worker<S, R>) -> (WorkerHandle, JoinHandle<Result<Report>>)
+where
+    S: Send + 'static,
+    R: Routes + Send + 'static,
+{
+    let handle = worker.handle();
+    let task = tokio::spawn(worker.run());
+    if !handle.running().await {
+        match task.await {
+            Ok(Err(error)) => panic!("the worker does not start: {error}"),
+            other => panic!("the worker ended before it started: {other:?}"),
+        }
+    }
+    (handle, task)
+}
+
+struct Running {
+    handle: WorkerHandle,
+    /// Until it is shut down.
+    task: Option<JoinHandle<Result<Report>>>,
 }
 
 #[derive(Default)]
@@ -102,13 +120,12 @@ struct Books {
     topics: HashSet<Topic>,
 }
 
-/// A worker under test. Dropping it ends the worker.
+/// A worker under test, or several. Dropping it ends them.
 pub struct Test {
     memory: MemoryBroker,
     broker: Arc<dyn Broker>,
     handle: WorkerHandle,
-    /// Until it is shut down.
-    running: Mutex<Option<JoinHandle<Result<Report>>>>,
+    running: Mutex<Vec<Running>>,
     books: Mutex<Books>,
 }
 
@@ -143,20 +160,21 @@ impl Test {
         id
     }
 
-    /// Waits until everything that was caused is done: nothing ready, in hand or delayed in any group. Under paused time the
-    /// delays pass at once.
+    /// Waits until everything that was caused is done: nothing ready, in hand or delayed in any group, and no handler at work,
+    /// those of broadcast and at-most-once subscriptions among them. Under paused time the delays pass at once. What another
+    /// consumer of the test holds of a broadcast does not count.
     ///
     /// # Panics
-    /// When it is not done after a day of the test's clock or 30 s of the real one, or when the worker ended; with the timeline.
+    /// When it is not done after a day of the test's clock or 30 s of the real one, or when no member is left that could do it;
+    /// with the timeline.
     pub async fn all_done(&self) {
         let (start, real) = (tokio::time::Instant::now(), std::time::Instant::now());
         loop {
             tokio::select! {
                 biased;
-                // The broker of a test records, so this cannot be an error.
-                _ = self.memory.all_done() => return,
+                () = self.nothing_to_do() => return,
                 () = tokio::time::sleep(Duration::from_secs(10)) => {}
-                () = self.handle.ended() => self.fail(format_args!("the worker ended before everything was done")),
+                () = self.forsaken() => self.fail(format_args!("the worker ended before everything was done")),
             }
             if start.elapsed() > LONGEST || real.elapsed() >= LONGEST_REAL {
                 self.fail(format_args!(
@@ -164,6 +182,30 @@ impl Test {
                     start.elapsed()
                 ));
             }
+        }
+    }
+
+    async fn nothing_to_do(&self) {
+        loop {
+            let workers = self.workers();
+            let idle: Vec<_> = workers.iter().map(WorkerHandle::idle).collect();
+            // The broker of a test records, so this cannot be an error.
+            let _ = self.memory.all_done().await;
+            // In this order: what the broker counts as done before it is handed over is in hand by then.
+            if self.memory.open_work() == 0 && workers.iter().all(|worker| worker.in_hand() == 0) {
+                return;
+            }
+            futures_util::future::select_all(idle).await;
+        }
+    }
+
+    /// Every worker has ended, and no other consumer is there that could go on.
+    async fn forsaken(&self) {
+        for worker in self.workers() {
+            worker.ended().await;
+        }
+        if !self.memory.members().is_empty() {
+            std::future::pending().await
         }
     }
 
@@ -225,7 +267,22 @@ impl Test {
         self.broker.clone()
     }
 
-    /// The worker's handle.
+    /// Starts another worker on the same broker, in a connection of its own, as another process would: to take over what
+    /// a dead member held, or to be one of several services. Returns its handle; [`worker`](Self::worker) stays the first one's.
+    ///
+    /// # Panics
+    /// When it cannot subscribe; the text says why.
+    pub async fn another<S, R>(&self, build: impl FnOnce(Arc<dyn Broker>) -> Worker<S, R>) -> WorkerHandle
+    where
+        S: Send + 'static,
+        R: Routes + Send + 'static,
+    {
+        let (handle, task) = running(build(self.memory.connect())).await;
+        self.running().push(Running { handle: handle.clone(), task: Some(task) });
+        handle
+    }
+
+    /// The first worker's handle.
     pub fn worker(&self) -> &WorkerHandle {
         &self.handle
     }
@@ -236,7 +293,8 @@ impl Test {
         self.memory.crash(member)
     }
 
-    /// Ends the worker as SIGTERM would, and says what it did. The broker stays, to assert on and to look at.
+    /// Ends the worker as SIGTERM would, and says what it did; several at once, and all of them together. The broker stays, to
+    /// assert on and to look at.
     ///
     /// # Errors
     /// As [`Worker::run`].
@@ -245,13 +303,28 @@ impl Test {
     /// When it was shut down before.
     #[allow(clippy::panic, reason = "a test fails by a panic")]
     pub async fn shut_down(&self) -> Result<Report> {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(running) = running else { self.fail(format_args!("the worker was shut down before")) };
-        self.handle.shutdown();
-        match running.await {
-            Ok(report) => report,
-            Err(error) => panic!("the worker's task ended: {error}"),
+        let tasks: Vec<_> = self.running().iter_mut().filter_map(|running| running.task.take()).collect();
+        if tasks.is_empty() {
+            self.fail(format_args!("the worker was shut down before"));
         }
+        self.workers().iter().for_each(WorkerHandle::shutdown);
+        let (mut sum, mut failed) = (Report::default(), None);
+        for task in tasks {
+            match task.await {
+                Ok(Ok(report)) => sum += report,
+                Ok(Err(error)) => failed = failed.or(Some(error)),
+                Err(error) => panic!("the worker's task ended: {error}"),
+            }
+        }
+        failed.map_or(Ok(sum), Err)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn workers(&self) -> Vec<WorkerHandle> {
+        self.running().iter().map(|running| running.handle.clone()).collect()
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -290,9 +363,8 @@ impl Test {
 
 impl Drop for Test {
     fn drop(&mut self) {
-        if let Some(running) = self.running.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            running.abort();
-        }
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
+        running.iter().filter_map(|running| running.task.as_ref()).for_each(JoinHandle::abort);
     }
 }
 

@@ -279,6 +279,9 @@ impl<Svc: BatchService> BatchRunner<Svc> {
             }
         }
         self.books.flush();
+        if self.slots.busy() == 0 {
+            self.signal.idle();
+        }
         self.poll_close(cx)
     }
 

@@ -1,6 +1,6 @@
 use super::Outcome;
 use super::slots::Polled;
-use mq_api::{AckRun, BoxError, CloseReport, Disposition, Ticket};
+use mq_api::{AckRun, BoxError, Class, CloseReport, Disposition, Ticket};
 use std::ops::AddAssign;
 
 /// What a worker did, in messages.
@@ -17,8 +17,8 @@ pub struct Report {
     pub dead_lettered: u64,
     /// Given back untried: by the handler, or fetched ahead and not begun.
     pub released: u64,
-    /// No longer ours before the handler was done (lease lost, partition revoked, `max_processing`): the handler was
-    /// dropped.
+    /// No longer ours before the handler was done (lease lost, partition revoked, `max_processing`, the deadline of a
+    /// shutdown): the handler was dropped. Those of a shutdown are in [`close`](Self::close) as given back, too.
     pub lost: u64,
     /// What closing the consumers left.
     pub close: CloseReport,
@@ -40,6 +40,8 @@ impl AddAssign for Report {
 #[derive(Default)]
 pub(super) struct Books {
     acks: AckRun,
+    /// A handler said that what it depends on is down, since [`take_transient`](Self::take_transient) was asked last.
+    transient: bool,
     pub(super) report: Report,
 }
 
@@ -48,6 +50,12 @@ impl Books {
     #[inline]
     pub(super) fn flush(&mut self) {
         self.acks.flush();
+    }
+
+    /// Whether a handler failed for a transient reason: the subscription pauses, and what was fetched ahead is not to be begun.
+    #[inline]
+    pub(super) fn take_transient(&mut self) -> bool {
+        std::mem::take(&mut self.transient)
     }
 
     /// A handler succeeded: the case that must be cheap.
@@ -88,6 +96,7 @@ impl Books {
             Outcome::Ack => self.report.acked += 1,
             Outcome::Nack { failure, .. } => {
                 self.report.failed += 1;
+                self.transient |= failure.class() == Class::Transient;
                 tracing::warn!(topic, group, class = ?failure.class(), error = %failure, "a handler failed");
             }
             Outcome::DeadLetter { reason, error } => {

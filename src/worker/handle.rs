@@ -2,7 +2,7 @@ use super::slots::{Signal, Stop};
 use mq_api::{ConsumerControl, Topic};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// How far a worker is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +29,7 @@ struct Shared {
     routes: Mutex<Routes>,
     stop: watch::Sender<Stop>,
     phase: watch::Sender<Phase>,
+    idle: Arc<Notify>,
 }
 
 /// Controls a running worker from anywhere. Cheap to clone.
@@ -38,7 +39,7 @@ pub struct WorkerHandle(Arc<Shared>);
 impl WorkerHandle {
     pub(super) fn new() -> Self {
         let (stop, phase) = (watch::Sender::new(Stop::No), watch::Sender::new(Phase::Starting));
-        Self(Arc::new(Shared { routes: Mutex::default(), stop, phase }))
+        Self(Arc::new(Shared { routes: Mutex::default(), stop, phase, idle: Arc::default() }))
     }
 
     fn routes(&self) -> MutexGuard<'_, Routes> {
@@ -97,6 +98,28 @@ impl WorkerHandle {
         self.reached(Phase::Ended).await;
     }
 
+    /// Deliveries that its routes have in hand or buffered, those with nothing to settle among them.
+    #[cfg(feature = "memory")]
+    pub(crate) fn in_hand(&self) -> usize {
+        // What a dead or closed consumer had is nobody's any more.
+        let lives = |control: &ConsumerControl| control.health().current().state != mq_api::HealthState::Closed;
+        self.routes()
+            .controls
+            .iter()
+            .map(|(_, control)| control)
+            .filter(|c| lives(c))
+            .map(ConsumerControl::in_flight)
+            .sum()
+    }
+
+    /// Ready when a route has become idle since the call.
+    #[cfg(feature = "memory")]
+    pub(crate) fn idle(&self) -> std::pin::Pin<Box<tokio::sync::futures::Notified<'_>>> {
+        let mut idle = Box::pin(self.0.idle.notified());
+        idle.as_mut().enable();
+        idle
+    }
+
     async fn reached(&self, wanted: Phase) -> Phase {
         let mut phases = self.0.phase.subscribe();
         // The sender lives in `self`, so this cannot fail; if it could, the worker would be gone.
@@ -114,7 +137,7 @@ impl WorkerHandle {
 
     /// A route receives from now on.
     pub(super) fn add(&self, topic: Topic, control: ConsumerControl) -> Arc<Signal> {
-        let signal = Arc::new(Signal::default());
+        let signal = Arc::new(Signal::new(self.0.idle.clone()));
         let mut routes = self.routes();
         if routes.paused {
             control.pause();

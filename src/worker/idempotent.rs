@@ -47,7 +47,8 @@ pub trait IdempotencyStore: Clone + Send + Sync + 'static {
     fn mark_done(&self, key: &IdempotencyKey) -> Self::MarkDone;
 }
 
-/// Keys in memory: the latest `capacity` of them, gone with the process.
+/// Keys in memory: the latest `capacity` of them, known to this process alone and gone with it. Enough for tests and for one
+/// process; members in several processes need a store that they share, such as a table of their database.
 #[derive(Clone)]
 pub struct MemoryStore(Arc<Mutex<Seen>>);
 

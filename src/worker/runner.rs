@@ -92,6 +92,7 @@ impl<Svc: MessageService> Runner<Svc> {
         self.signal.register(cx);
         let books = &mut self.books;
         self.slots.poll_woken(|polled| books.enter(polled));
+        self.heed_transient();
         if self.closing.is_none() {
             match self.signal.stopping() {
                 Stop::No => self.feed_safely(cx),
@@ -99,6 +100,9 @@ impl<Svc: MessageService> Runner<Svc> {
             }
         }
         self.books.flush();
+        if self.slots.busy() == 0 {
+            self.signal.idle();
+        }
         if self.closing.is_some() { self.poll_close(cx) } else { Poll::Pending }
     }
 
@@ -158,6 +162,7 @@ impl<Svc: MessageService> Runner<Svc> {
                 polled => {
                     self.appetite.finished_at_once();
                     self.books.enter(polled);
+                    self.heed_transient();
                 }
             }
             left -= 1;
@@ -167,6 +172,14 @@ impl<Svc: MessageService> Runner<Svc> {
             }
         }
         self.give_back();
+    }
+
+    /// What a handler depends on is down: what was fetched ahead is not begun, it comes again after the pause.
+    #[inline]
+    fn heed_transient(&mut self) {
+        if self.books.take_transient() {
+            self.give_back();
+        }
     }
 
     /// No slot is free: what was fetched ahead goes to whoever can handle it now.

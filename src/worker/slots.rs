@@ -10,12 +10,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use tokio::sync::Notify;
 
 /// What a route's task is told from outside, and the waker that tells it.
 #[derive(Default)]
 pub(super) struct Signal {
     stop: AtomicU8,
     task: AtomicWaker,
+    /// Of the whole worker: told whenever nothing is at work in one of its routes.
+    idle: Arc<Notify>,
 }
 
 /// How a route is to end.
@@ -30,6 +33,16 @@ pub(super) enum Stop {
 }
 
 impl Signal {
+    pub(super) fn new(idle: Arc<Notify>) -> Self {
+        Self { idle, ..Self::default() }
+    }
+
+    /// No handler of this route is at work.
+    #[inline]
+    pub(super) fn idle(&self) {
+        self.idle.notify_waiters();
+    }
+
     pub(super) fn stop(&self, how: Stop) {
         self.stop.fetch_max(how as u8, Ordering::AcqRel);
         self.task.wake();

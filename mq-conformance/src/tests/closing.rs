@@ -7,6 +7,7 @@ use std::time::Duration;
 
 cases! {
     "6.4" p6_4_close_waits_for_what_is_in_hand needs [Groups Settlement] bugs [DrainHurries];
+    "6.4" p6_4_close_waits_for_what_a_broadcast_handed_out needs [Broadcast] bugs [DrainHurries];
     "6.4" p6_4_close_gives_back_the_rest_at_once needs [Groups Settlement] bugs [CloseLeaks];
     "6.4" p6_4_close_gives_back_what_is_still_in_hand needs [Groups Settlement] bugs [CloseLeaks];
     "6.4" p6_4_close_is_idempotent needs [] bugs [CloseLeaks];
@@ -36,6 +37,25 @@ async fn p6_4_close_waits_for_what_is_in_hand(t: Test) -> Check {
     first.has_ended().await?;
     second.stays_quiet().await?;
     t.ledger().exactly_once(GROUP, ["m"])
+}
+
+async fn p6_4_close_waits_for_what_a_broadcast_handed_out(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender(&c).await?;
+    let mut receiver = t.member_with(&c, "a", mq_api::Subscription::broadcast(t.topic())).await?;
+    sender.send("m").await?;
+    let held = receiver.next().await?;
+    let control = receiver.control();
+    ensure_eq!(control.in_flight(), 1, "deliveries in hand");
+    let limit = t.pace().long;
+    let mut closing = t.spawn(async move { control.close(limit).await });
+    let early = tokio::time::timeout(limit / 2, &mut closing).await;
+    ensure!(early.is_err(), "close did not wait for the delivery in hand: {early:?}");
+    // There is nothing to settle; this only says that the program is done with it.
+    drop(held);
+    let report = t.within("close", t.pace().patience, closing).await?.doing("close")?;
+    ensure!(report.is_clean(), "{report:?}");
+    receiver.has_ended().await
 }
 
 async fn p6_4_close_gives_back_the_rest_at_once(t: Test) -> Check {

@@ -22,7 +22,7 @@ impl Member {
                 let mut unplugged = self.unplugged.lock();
                 for (number, part) in topic.parts.iter().enumerate() {
                     part.lock().broadcast.retain(|queue| {
-                        let mine = queue.lane.0.epoch == u64::from(self.id);
+                        let mine = queue.lane.source.epoch == u64::from(self.id);
                         if mine {
                             unplugged.push((number, queue.clone()));
                         }
