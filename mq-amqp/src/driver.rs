@@ -19,7 +19,7 @@ pub(crate) struct Amqp {
     /// Groups that this program made or used: AMQP does not list bindings.
     groups: Mutex<BTreeMap<String, BTreeSet<Group>>>,
     /// How often the stream of a reader was made again, by its member.
-    streams: Mutex<BTreeMap<Arc<str>, u32>>,
+    streams: Mutex<BTreeMap<u64, u32>>,
     pub(crate) cancels: Cancels,
     /// When this program began to use the broker.
     pub(crate) born: SystemTime,
@@ -28,16 +28,16 @@ pub(crate) struct Amqp {
 /// Members whose consumer the broker cancelled, while connection and channel stayed: their queue was deleted. Where another
 /// program, or a producer of this one, makes it again first, the member finds it there as if nothing had been lost.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Cancels(Arc<Mutex<BTreeSet<Arc<str>>>>);
+pub(crate) struct Cancels(Arc<Mutex<BTreeSet<u64>>>);
 
 impl Cancels {
-    pub(crate) fn note(&self, member: &Arc<str>) {
-        self.0.lock().insert(member.clone());
+    pub(crate) fn note(&self, consumer: u64) {
+        self.0.lock().insert(consumer);
     }
 
-    /// Whether the last session of this member ended so; forgotten with the answer.
-    pub(crate) fn take(&self, member: &Arc<str>) -> bool {
-        self.0.lock().remove(member)
+    /// Whether the last session of this consumer ended so; forgotten with the answer.
+    pub(crate) fn take(&self, consumer: u64) -> bool {
+        self.0.lock().remove(&consumer)
     }
 }
 
@@ -64,12 +64,12 @@ impl Amqp {
     }
 
     /// Which of the streams that followed each other this reader reads now; `None` for the first. `again`: one more was made.
-    pub(crate) fn stream_made(&self, member: &Arc<str>, again: bool) -> Option<u32> {
+    pub(crate) fn stream_made(&self, consumer: u64, again: bool) -> Option<u32> {
         let mut streams = self.streams.lock();
         if again {
-            *streams.entry(member.clone()).or_default() += 1;
+            *streams.entry(consumer).or_default() += 1;
         }
-        streams.get(member).copied()
+        streams.get(&consumer).copied()
     }
 
     /// The type of queues that are made.

@@ -36,7 +36,7 @@ pub(crate) const MAIN: u64 = 0;
 /// Opens a session.
 pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let connections = amqp.connections.clone();
-    let cancelled = amqp.cancels.take(&session.member);
+    let cancelled = amqp.cancels.take(session.consumer);
     let sub = session.subscription.clone();
     let Some(group) = sub.group_name().cloned() else { return crate::broadcast::open(amqp, session).await };
     let place = Place::of(&sub.topic);
@@ -55,7 +55,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         Err(error) => {
             // A classic queue that is away comes back with what was in it; any other was deleted, and is just being made.
             if cancelled && (kind == QueueType::Quorum || error.kind() != ErrorKind::Unavailable) {
-                amqp.cancels.note(&session.member);
+                amqp.cancels.note(session.consumer);
             }
             return Err(error);
         }
@@ -189,7 +189,7 @@ impl Reader {
                     self.push(n);
                     if let Some(error) = self.fetch.over() {
                         if self.fetch.cancelled && self.channel.status().connected() {
-                            self.cancels.note(&self.session.member);
+                            self.cancels.note(self.session.consumer);
                         }
                         break End::Lost(error);
                     }

@@ -26,7 +26,7 @@ const PREFETCH: u16 = 512;
 pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -> Result<Run> {
     let connections = amqp.connections.clone();
     let cancels = amqp.cancels.clone();
-    let cancelled = cancels.take(&session.member);
+    let cancelled = cancels.take(session.consumer);
     let sub = session.subscription.clone();
     let place = Place::of(&sub.topic);
     let options = options.retain(sub.retention)?;
@@ -36,7 +36,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
         Err(error) => {
             if cancelled {
                 // Being made by another just now: it is another stream all the same.
-                cancels.note(&session.member);
+                cancels.note(session.consumer);
             }
             return Err(error);
         }
@@ -45,7 +45,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let again = session.generation > 1;
     let made_again = again && (found == Found::Made || cancelled);
     // Places begin at 0 again in a stream that was made again: so they are those of another partition.
-    let partition = amqp.stream_made(&session.member, made_again);
+    let partition = amqp.stream_made(session.consumer, made_again);
     // Behind the last that was seen, or at the first that nobody took.
     let resumed = session.resume(partition);
     let next = resumed.and_then(|r| r.unsettled.or(r.seen.map(|seen| Position::offset(seen.major + 1))));
@@ -74,12 +74,12 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let consume = channel.basic_consume(short(&stream)?, member, BasicConsumeOptions::default(), arguments);
     let consumer = within(ANSWER, &format!("read stream '{stream}'"), consume).await?;
     let lane = session.open_lane(partition, session.generation);
-    let member = session.member.clone();
+    let reader = session.consumer;
     Ok(Box::pin(async move {
         let mut fetch = Fetch::new(consumer);
         let end = run(session, &channel, &mut fetch, lane, next).await;
         if fetch.cancelled && channel.status().connected() {
-            cancels.note(&member);
+            cancels.note(reader);
         }
         end
     }))

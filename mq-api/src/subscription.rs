@@ -65,7 +65,11 @@ pub struct Subscription {
     pub retention: Option<Retention>,
     /// For the worker: handlers running at a time, at most `max_in_flight`. Default 1: safe for any handler.
     pub concurrency: usize,
-    /// Name of this member in listings and dead letters. Default: made from host, process and a random part.
+    /// Name of this member in listings and dead letters. Default: made at random.
+    ///
+    /// A name is one member's at a time: a second one of the same name, group and topic on one connection is refused. Across
+    /// processes nobody can check that; Redis knows members by their names, and one that starts under the name of another takes
+    /// over at once what that one held. So name members that are to do that after a restart, each its own, and leave the rest.
     pub member: Option<String>,
     /// Options of one backend only, by the names its documentation gives; unknown ones are refused.
     pub native: BTreeMap<String, String>,

@@ -25,6 +25,7 @@ use tokio::task::JoinHandle;
 
 struct Rx<D> {
     driver: Arc<D>,
+    id: u64,
     shared: Arc<Shared>,
     lanes: Lanes,
     member: Arc<str>,
@@ -41,6 +42,7 @@ impl<D: Driver> Supervised for Rx<D> {
         let session = Session {
             subscription: self.shared.sub.clone(),
             member: self.member.clone(),
+            consumer: self.id,
             flow: self.shared.flow.clone(),
             settles,
             events: self.shared.events.clone(),
@@ -168,6 +170,7 @@ impl EngineConsumer {
         let draining = Stop::new();
         let rx = Arc::new(Rx {
             driver,
+            id: env.random(),
             shared: shared.clone(),
             lanes: lanes.clone(),
             member,

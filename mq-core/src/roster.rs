@@ -3,7 +3,7 @@
 
 use crate::producer::EngineProducer;
 use futures_util::future::join_all;
-use mq_api::{CloseReport, ConsumerControl, Error, HealthState, Result};
+use mq_api::{CloseReport, ConsumerControl, Error, ErrorKind, Group, HealthState, Result, Subscription, Topic};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -17,11 +17,50 @@ pub struct Roster {
     report: tokio::sync::Mutex<Option<CloseReport>>,
 }
 
+/// What a named member of a group goes by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seat {
+    topic: Topic,
+    group: Group,
+    name: String,
+}
+
+impl Seat {
+    /// Of a subscription of a group that has a name; others cannot be mistaken for each other.
+    pub fn of(sub: &Subscription) -> Option<Self> {
+        Some(Self { topic: sub.topic.clone(), group: sub.group_name()?.clone(), name: sub.member.clone()? })
+    }
+
+    /// Refuses a second one of a name while the first lives: to the broker both would be one, and take each other's messages.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`].
+    pub fn refuse_if(&self, taken: bool) -> Result<()> {
+        let Self { topic, group, name } = self;
+        match taken {
+            true => Err(Error::new(
+                ErrorKind::Config,
+                format!(
+                    "a member named '{name}' of group '{group}' receives from topic '{topic}' already; names tell members \
+                     apart: give each its own, or none"
+                ),
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Made {
-    consumers: Vec<ConsumerControl>,
+    consumers: Vec<(ConsumerControl, Option<Seat>)>,
     producers: Vec<Weak<EngineProducer>>,
     closed: bool,
+}
+
+impl Made {
+    fn drop_closed(&mut self) {
+        self.consumers.retain(|(c, _)| c.health().current().state != HealthState::Closed);
+    }
 }
 
 impl Roster {
@@ -36,15 +75,30 @@ impl Roster {
         }
     }
 
+    /// Refuses after a close began, and a second member of one name.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and as [`Seat::refuse_if`].
+    pub fn admit(&self, sub: &Subscription) -> Result<Option<Seat>> {
+        self.open()?;
+        let seat = Seat::of(sub);
+        if let Some(seat) = &seat {
+            let mut made = self.made.lock();
+            made.drop_closed();
+            seat.refuse_if(made.consumers.iter().any(|(_, other)| other.as_ref() == Some(seat)))?;
+        }
+        Ok(seat)
+    }
+
     /// Enters a consumer that was made. One whose connection was closed meanwhile is closed too.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub async fn consumer(&self, control: ConsumerControl) -> Result<()> {
+    pub async fn consumer(&self, control: ConsumerControl, seat: Option<Seat>) -> Result<()> {
         let closed = {
             let mut made = self.made.lock();
-            made.consumers.retain(|c| c.health().current().state != HealthState::Closed);
-            made.consumers.push(control.clone());
+            made.drop_closed();
+            made.consumers.push((control.clone(), seat));
             made.closed
         };
         if closed {
@@ -89,7 +143,7 @@ impl Roster {
         };
         let mut report = CloseReport::default();
         let until = tokio::time::Instant::now() + deadline.min(mq_api::LONGEST);
-        for closed in join_all(consumers.iter().map(|c| c.close(deadline))).await {
+        for closed in join_all(consumers.iter().map(|(c, _)| c.close(deadline))).await {
             report += closed;
         }
         let producers: Vec<_> = producers.iter().filter_map(Weak::upgrade).collect();
@@ -156,7 +210,7 @@ mod tests {
             let roster = Roster::default();
             let fakes: Vec<_> = (0..2).map(|_| Arc::new(Fake { closes: AtomicUsize::new(0), turns: 3 })).collect();
             for fake in &fakes {
-                roster.consumer(ConsumerControl::new(fake.clone())).await.unwrap();
+                roster.consumer(ConsumerControl::new(fake.clone()), None).await.unwrap();
             }
             let rest = || async {
                 tokio::task::yield_now().await;
@@ -186,7 +240,7 @@ mod tests {
         let roster = Roster::default();
         roster.close(Duration::from_secs(1), async { 0 }).await;
         let late = Arc::new(Fake { closes: AtomicUsize::new(0), turns: 0 });
-        let refused = roster.consumer(ConsumerControl::new(late.clone())).await.unwrap_err();
+        let refused = roster.consumer(ConsumerControl::new(late.clone()), None).await.unwrap_err();
         assert_eq!((refused.kind(), late.closes.load(Ordering::Relaxed)), (ErrorKind::Closed, 1));
     }
 }

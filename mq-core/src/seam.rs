@@ -121,8 +121,10 @@ impl Lanes {
 pub struct Session {
     /// What is asked for.
     pub subscription: Arc<Subscription>,
-    /// The name of this member.
+    /// The name of this member. Programs choose it: several consumers of one client may have the same.
     pub member: Arc<str>,
+    /// This consumer among all of the client: the same in each of its sessions. For what is to be remembered between them.
+    pub consumer: u64,
     /// Credit: wait with `poll_credit`, ask the broker for at most that.
     pub flow: Arc<Flow>,
     /// Settlements to carry out.

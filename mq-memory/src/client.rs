@@ -16,7 +16,7 @@ use mq_api::{
     HealthSetter, HealthState, HealthWatch, Mode, Ordering as KeyOrder, Producer, ProducerSpec, Result, Start,
     Subscription,
 };
-use mq_core::{EngineConsumer, EngineProducer, Roster};
+use mq_core::{EngineConsumer, EngineProducer, Roster, Seat};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -201,12 +201,18 @@ impl Broker for Client {
         self.core.capabilities.check(&subscription)?;
         self.no_native(&subscription.native)?;
         self.members.lock().retain(|m| m.strong_count() > 0);
+        let seat = self.roster.admit(&subscription)?;
+        if let Some(seat) = &seat {
+            let lives =
+                |m: &Arc<Member>| !m.is_stopping() && !m.is_crashed() && Seat::of(&m.sub).as_ref() == Some(seat);
+            seat.refuse_if(self.live_members().iter().any(lives))?;
+        }
         // What is settled before the hand-over has its bounds and its order from the engine.
         let behind = self.core.config.faults.is_some() || subscription.guarantee == Guarantee::AtMostOnce;
         if behind && subscription.group_name().is_some() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
             let consumer = EngineConsumer::start(self.driver.clone(), subscription, env, hooks, CONNECT).await?;
-            self.roster.consumer(consumer.control()).await?;
+            self.roster.consumer(consumer.control(), seat).await?;
             return Ok(Box::new(consumer));
         }
         match subscription.mode.clone() {

@@ -53,7 +53,7 @@ pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: S
 
 impl Reader {
     fn name(&self) -> String {
-        format!("{} {}", self.key, self.session.member)
+        format!("{} {:x}", self.key, self.session.consumer)
     }
 
     /// Last id, entries ever added.

@@ -120,7 +120,7 @@ impl Broker for Redis {
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
-        self.roster.open()?;
+        let seat = self.roster.admit(&subscription)?;
         let (env, hooks) = (self.env.clone(), self.hooks.clone());
         let consumer = match &self.kind {
             Kind::Streams(driver) => {
@@ -130,7 +130,7 @@ impl Broker for Redis {
                 EngineConsumer::start(driver.clone(), subscription, env, hooks, self.policy).await?
             }
         };
-        self.roster.consumer(consumer.control()).await?;
+        self.roster.consumer(consumer.control(), seat).await?;
         Ok(Box::new(consumer))
     }
 

@@ -65,6 +65,11 @@ impl Broker for FaultyBroker {
             Err(e) if self.is(Bug::RefusesNothing) && e.kind() == ErrorKind::Unsupported => {
                 return Ok(Box::new(Idle::new()));
             }
+            Err(e) if self.is(Bug::NamesShared) && e.kind() == ErrorKind::Config && sub.member.is_some() => {
+                let mut other = sub;
+                other.member = None;
+                self.inner.open_consumer(other).await
+            }
             Err(e) if self.is(Bug::PartitionsUnchecked) && e.kind() == ErrorKind::Topology => {
                 let mut other = sub;
                 other.partitions = None;

@@ -87,6 +87,7 @@ bugs! {
     MaxProcessingIgnored "The limit on processing time is not kept.";
     NackIsAck "A nack is an ack.";
     NamesUnchecked "Names are not checked.";
+    NamesShared "A second member of one name is let in.";
     NativeIgnored "Unknown native options are ignored.";
     NeighboursBlamed "What was in hand beside a crash is dead-lettered.";
     NoSendRetry "Unknown sends are never tried again.";

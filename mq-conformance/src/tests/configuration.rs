@@ -13,6 +13,7 @@ cases! {
     "7.2" p7_2_a_wrong_value_is_named needs [] bugs [ParametersIgnored] one;
     "7.2" p7_2_an_unknown_native_option_is_named needs [] bugs [NativeIgnored] one;
     "7.2" p7_2_senseless_values_are_named needs [] bugs [ValuesUnchecked] one;
+    "7.2" p7_2_a_second_member_of_one_name_is_refused needs [Groups Settlement] bugs [NamesShared] one;
     "7.3" p7_3_what_is_asked_for_is_checked_first needs [] bugs [RefusesNothing] one;
     "7.4" p7_4_verify_names_what_is_missing needs [Groups Settlement Provision] bugs [ProvisioningIgnored] one;
     "7.4" p7_4_none_makes_nothing needs [Groups Settlement Provision] bugs [ProvisioningIgnored] one;
@@ -84,6 +85,20 @@ async fn p7_2_senseless_values_are_named(t: Test) -> Check {
     names(c.broker.subscribe(sub().crash_trials(0)).await.err(), "crash_trials")?;
     names(c.broker.producer(t.spec_to(t.topic()).max_message(0)).await.err(), "max_message")?;
     names(c.broker.producer(t.spec_to(t.topic()).max_in_flight(0, 1)).await.err(), "max_in_flight")
+}
+
+async fn p7_2_a_second_member_of_one_name_is_refused(t: Test) -> Check {
+    let c = t.connect().await?;
+    let first = t.member(&c, "anna").await?;
+    names(c.broker.subscribe(t.sub().member("anna")).await.err(), "anna")?;
+    // Elsewhere the name is free: in another group, and in this one once the first has gone.
+    let mut other = t.sub().member("anna");
+    other.mode = mq_api::Mode::Group("others".into());
+    drop(c.broker.subscribe(other).await?);
+    first.close().await;
+    let mut again = t.member(&c, "anna").await?;
+    t.sender(&c).await?.send("m").await?;
+    again.ack_next(1).await
 }
 
 async fn p7_3_what_is_asked_for_is_checked_first(t: Test) -> Check {
