@@ -378,3 +378,104 @@ impl Line {
 fn malformed() -> RedisError {
     io::Error::new(io::ErrorKind::InvalidData, "what the server answered is not the protocol of Redis").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Conn, Reply};
+    use crate::resp::put_arg;
+    use mq_core::Env;
+    use redis::{PushInfo, PushKind, Value};
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    /// A connection, the server's end of it, and what the server says unasked.
+    fn line(timeout: Option<Duration>) -> (Env, Conn, DuplexStream, UnboundedReceiver<PushInfo>) {
+        let env = Env::current(Some(1)).unwrap();
+        let (near, far) = tokio::io::duplex(64);
+        let (pushes, pushed) = unbounded_channel();
+        let conn = Conn::start(&env, Box::new(near), timeout, Some(pushes));
+        (env, conn, far, pushed)
+    }
+
+    fn ping() -> redis::Cmd {
+        redis::cmd("PING")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_come_to_who_asked_wherever_the_bytes_are_cut() {
+        let (_env, conn, mut server, mut pushed) = line(None);
+        let one = conn.clone();
+        let first = tokio::spawn(async move { one.send_packed_command(&ping()).await });
+        tokio::task::yield_now().await;
+        let ids = conn.send_for_ids(3, |out| (0..3).for_each(|_| put_arg(b"XADD", out)));
+        let two = conn.clone();
+        let frame = tokio::spawn(async move { two.send_for_frame(&ping()).await });
+        let script = "+PONG\r\n$3\r\n1-2\r\n>2\r\n+invalidate\r\n*1\r\n$1\r\nk\r\n-OOM no room\r\n$4\r\n1-30\r\n*1\r\n$2\r\nab\r\n";
+        for byte in script.as_bytes() {
+            server.write_all(&[*byte]).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(first.await.unwrap().unwrap(), Value::SimpleString("PONG".into()));
+        let ids = ids.answers().await.unwrap();
+        assert!(
+            matches!(&ids[..], [Reply::Id((1, 2)), Reply::Value(Value::ServerError(e)), Reply::Id((1, 30))] if e.code() == "OOM"),
+            "{ids:?}"
+        );
+        let Reply::Frame(frame) = frame.await.unwrap().unwrap() else { panic!("no frame") };
+        assert_eq!(&frame[..], b"*1\r\n$2\r\nab\r\n");
+        assert_eq!(pushed.recv().await.unwrap().kind, PushKind::Invalidate);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_who_wait_hear_of_the_end() {
+        let (env, conn, mut server, mut pushed) = line(None);
+        let (one, two) = (conn.clone(), conn.clone());
+        let first = tokio::spawn(async move { one.send_packed_command(&ping()).await });
+        let second = tokio::spawn(async move { two.send_packed_command(&ping()).await });
+        let mut asked = [0; 14];
+        server.read_exact(&mut asked).await.unwrap();
+        server.write_all(b"+PONG\r\n+PO").await.unwrap();
+        drop(server);
+        assert!(first.await.unwrap().is_ok());
+        assert!(second.await.unwrap().is_err());
+        assert!(conn.send_packed_command(&ping()).await.is_err(), "later ones hear it at once");
+        assert!(pushed.recv().await.is_none());
+        assert_eq!(env.tasks(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_with_its_last_handle_also_while_the_server_reads_nothing() {
+        let (env, conn, mut server, _pushed) = line(None);
+        // More than the socket takes, and nobody reads.
+        drop(conn.send_for_ids(1, |out| put_arg(&[7; 500], out)));
+        tokio::task::yield_now().await;
+        assert_eq!(env.tasks(), 1);
+        drop(conn);
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).await.unwrap();
+        assert!(all.len() < 500);
+        assert_eq!(env.tasks(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_too_late_is_nobodys() {
+        let (_env, conn, mut server, _pushed) = line(Some(Duration::from_secs(1)));
+        let late = conn.send_packed_command(&ping()).await.unwrap_err();
+        assert!(late.is_timeout(), "{late}");
+        server.write_all(b"+LATE\r\n").await.unwrap();
+        let one = conn.clone();
+        let next = tokio::spawn(async move { one.send_packed_command(&ping()).await });
+        tokio::task::yield_now().await;
+        server.write_all(b"+NEXT\r\n").await.unwrap();
+        assert_eq!(next.await.unwrap().unwrap(), Value::SimpleString("NEXT".into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_asked_for_ends_it() {
+        let (_env, conn, mut server, _pushed) = line(None);
+        server.write_all(b"+WHO\r\n").await.unwrap();
+        tokio::task::yield_now().await;
+        assert!(conn.send_packed_command(&ping()).await.is_err());
+    }
+}
