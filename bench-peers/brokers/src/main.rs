@@ -6,8 +6,12 @@
 //!
 //! A peer is one file, with one function as [`Run`] asks; each is used as its documentation says is best for at least once.
 
+#[cfg(feature = "amqp")]
+mod omniqueue_amqp;
 #[cfg(feature = "redis")]
 mod omniqueue_redis;
+#[cfg(feature = "amqp")]
+mod ruststream_amqp;
 #[cfg(feature = "redis")]
 mod ruststream_redis;
 #[cfg(feature = "redis")]
@@ -68,6 +72,10 @@ fn peers() -> Vec<(&'static str, &'static str, Run)> {
         ("redis", "sea-streamer", |job| Box::pin(sea_streamer::run(job))),
         #[cfg(feature = "redis")]
         ("redis", "ruststream", |job| Box::pin(ruststream_redis::run(job))),
+        #[cfg(feature = "amqp")]
+        ("amqp", "omniqueue (sends unconfirmed)", |job| Box::pin(omniqueue_amqp::run(job))),
+        #[cfg(feature = "amqp")]
+        ("amqp", "ruststream", |job| Box::pin(ruststream_amqp::run(job))),
     ]
 }
 

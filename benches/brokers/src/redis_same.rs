@@ -1,6 +1,8 @@
 //! Redis Streams by the `redis` crate with the promise that anymq gives, written for this one purpose: every message has an
 //! id of 16 bytes and a timestamp in the same field, reading has a connection of its own that may block, messages are owned
 //! by what is read and decoded, and an ack is plain only while the lease that began with the reading is provably valid.
+//! Each batch is awaited, and each of its messages has its own result, as `send_batch` gives them. What it leaves out happens only
+//! when something fails: another try, another connection, the order of a key's retries.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
