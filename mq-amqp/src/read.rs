@@ -36,9 +36,10 @@ pub(crate) const MAIN: u64 = 0;
 /// Opens a session.
 pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let connections = amqp.connections.clone();
-    let cancelled = amqp.cancels.take(session.consumer);
     let sub = session.subscription.clone();
     let Some(group) = sub.group_name().cloned() else { return crate::broadcast::open(amqp, session).await };
+    // Forgotten with the answer: whoever asks has to use it.
+    let cancelled = amqp.cancels.take(session.consumer);
     let place = Place::of(&sub.topic);
     let options = GroupOptions::read(&sub.native)?.retain(sub.retention)?;
     if options.stream {

@@ -104,6 +104,43 @@ async fn a_deleted_stream_is_made_again_and_read_from_its_beginning() {
     broker.close(Duration::from_secs(5)).await;
 }
 
+// One of them makes the stream again, and each has to notice that its places mean nothing any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_reader_of_a_stream_that_is_made_again_reads_it_from_its_beginning() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = producer(&broker, "t").await;
+    send(&producer, 0..20).await;
+    let mut readers = Vec::new();
+    // Two of one name, as a program calls both by the name of its host.
+    for name in ["host", "host", "other"] {
+        let sub = Subscription::broadcast("t").native("queue-type", "stream").native("stream-offset", "first");
+        readers.push(broker.subscribe(sub.member(name)).await.unwrap());
+    }
+    for reader in &mut readers {
+        expect(reader, 0..20).await;
+    }
+    let mut events: Vec<_> = readers.iter().map(|reader| reader.control().events()).collect();
+    let (_raw, channel) = rabbit.raw().await;
+    for round in 0..3 {
+        channel.queue_delete("t..stream".into(), QueueDeleteOptions::default()).await.unwrap();
+        for (number, events) in events.iter_mut().enumerate() {
+            let event = tokio::time::timeout(Duration::from_secs(20), events.next()).await;
+            let health = readers[number].control().health().current();
+            let event = event.unwrap_or_else(|_| panic!("round {round}, reader {number}: no gap; {health:?}")).unwrap();
+            assert!(matches!(event, Event::Gap(ref gap) if gap.cause == GapCause::Deleted), "{round}: {event:?}");
+        }
+        send(&producer, 0..5).await;
+        for reader in &mut readers {
+            expect(reader, 0..5).await;
+        }
+    }
+    for events in &mut events {
+        assert_eq!(events.drain().len(), 0, "one gap each time");
+    }
+    broker.close(Duration::from_secs(5)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_stream_cannot_do_is_refused_at_once() {
     let rabbit = Rabbit::start(RabbitOptions::default());
