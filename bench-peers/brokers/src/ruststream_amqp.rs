@@ -13,7 +13,7 @@ use crate::{BATCH, FLYING, Failed, Job, Meter, Ran};
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let prefetch = NonZeroU16::new(u16::try_from(2 * BATCH)?).ok_or("no prefetch")?;
-    let broker = LapinBroker::new(job.url.as_str()).prefetch(prefetch).connect().await?;
+    let broker = LapinBroker::new(job.url.as_str()).prefetch(prefetch).declare_topology(true).connect().await?;
     let queue = || RabbitQuorumQueue::new(job.topic.as_str());
     // Declares the queue; what it prefetches before the messages are sent is nothing.
     drop(broker.subscribe(queue()).await?);
