@@ -12,7 +12,11 @@ pub(crate) struct Backend {
     /// Messages of a run one by one.
     pub(crate) one_by_one: usize,
     /// Backlogs between which the costs must not differ.
-    pub(crate) backlogs: [usize; 4],
+    pub(crate) backlogs: &'static [usize],
+    /// A run is void unless batches are so much faster than messages one by one.
+    pub(crate) void: f64,
+    /// Processor time of a received message, at most, as a share of what it costs to acknowledge each by itself.
+    pub(crate) beside_single_acks: Option<f64>,
 }
 
 /// Below the million at which Redis's default retention begins to refuse.
@@ -24,16 +28,29 @@ pub(crate) const BACKENDS: [Backend; 3] = [
         title: "Redis Streams",
         n: 30_000,
         one_by_one: 2_000,
-        backlogs: [1_000, 10_000, 100_000, MILLION],
+        backlogs: &[1_000, 10_000, 100_000, MILLION],
+        void: 10.0,
+        beside_single_acks: None,
     },
     Backend {
         name: "amqp",
         title: "RabbitMQ, quorum queues",
         n: 10_000,
         one_by_one: 500,
-        backlogs: [1_000, 10_000, 100_000, MILLION],
+        // A million takes RabbitMQ three minutes to write.
+        backlogs: &[1_000, 10_000, 100_000],
+        void: 5.0,
+        beside_single_acks: Some(0.2),
     },
-    Backend { name: "kafka", title: "Kafka", n: 30_000, one_by_one: 300, backlogs: [1_000, 10_000, 100_000, MILLION] },
+    Backend {
+        name: "kafka",
+        title: "Kafka",
+        n: 30_000,
+        one_by_one: 300,
+        backlogs: &[1_000, 10_000, 100_000, MILLION],
+        void: 10.0,
+        beside_single_acks: None,
+    },
 ];
 
 /// The contestants, in the order of a pair.
