@@ -111,7 +111,9 @@ impl Outbox {
         slot.message = message;
         slot.target = Some(target);
         slot.size = size;
-        slot.deadline = Some(later(now, timeout.unwrap_or(self.timeout)));
+        let deadline = later(now, timeout.unwrap_or(self.timeout));
+        slot.deadline = Some(deadline);
+        table.earliest = Some(table.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
         match fits {
             true => table.enqueue(index),
             false => table.wait(index),

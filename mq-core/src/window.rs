@@ -48,6 +48,8 @@ pub(crate) struct Table {
     pub(crate) flush: Vec<(u64, Waker)>,
     pub(crate) closed: bool,
     pub(crate) unobserved: u64,
+    /// No open send has its time limit before this.
+    pub(crate) earliest: Option<Instant>,
 }
 
 impl Table {
@@ -330,7 +332,13 @@ impl Table {
     }
 
     /// Those whose time limit passed.
-    pub(crate) fn late(&self, now: Instant) -> Vec<u32> {
+    pub(crate) fn late(&mut self, now: Instant) -> Vec<u32> {
+        // Asked for many times a second by each producer: with hundreds of them, looking at every send each time would be felt.
+        if self.earliest.is_none_or(|earliest| now < earliest) {
+            return Vec::new();
+        }
+        let open = self.slots.iter().filter(|slot| slot.is_open()).filter_map(|slot| slot.deadline);
+        self.earliest = open.filter(|deadline| *deadline > now).min();
         let late = |slot: &Slot| slot.is_open() && slot.deadline.is_some_and(|deadline| deadline <= now);
         (0..).zip(&self.slots).filter(|(_, slot)| late(slot)).map(|(index, _)| index).collect()
     }

@@ -19,6 +19,8 @@ use tokio::time::Instant;
 const LOOK: Duration = Duration::from_millis(250);
 /// With nothing parked by this member, its looks are this far apart.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
+/// Where the server tells of what comes back: soon enough all the same, should it not.
+const TOLD_LOOK: Duration = Duration::from_millis(900);
 /// Entries taken in one go.
 const TAKE_AT_ONCE: usize = 100;
 /// How often the group's place is noted and what is handled is removed.
@@ -83,7 +85,11 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
                 let due = take(member, side, Duration::ZERO, cursor).await?;
                 next = next.into_iter().chain(due).min();
             }
-            let idle = if next.is_some() { LOOK } else { IDLE_LOOK };
+            let idle = match next {
+                Some(_) => LOOK,
+                None if member.link.tracks => TOLD_LOOK,
+                None => IDLE_LOOK,
+            };
             at.look = Instant::now() + next.map_or(idle, |due| due.min(idle));
         }
         if now >= at.trim {
