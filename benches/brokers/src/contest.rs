@@ -26,7 +26,7 @@ pub(crate) const BACKENDS: [Backend; 3] = [
     Backend {
         name: "redis",
         title: "Redis Streams",
-        n: 30_000,
+        n: 120_000,
         one_by_one: 2_000,
         backlogs: &[1_000, 10_000, 100_000, MILLION],
         void: 10.0,
