@@ -15,9 +15,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// Room for one read of the socket.
 const READ: usize = 64 * 1024;
-/// A buffer that grew beyond this is let go when it was written. Four pipelines of a megabyte, which is what a producer has under
-/// way, fit in: making such a buffer anew each time costs more than filling it.
-const KEEP: usize = 8 << 20;
+/// A buffer that grew beyond this is let go when it was written.
+const KEEP: usize = 1 << 20;
 
 /// See the module.
 pub(super) struct Line {
