@@ -111,10 +111,10 @@ impl Broker for AmqpBroker {
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
-        let seat = self.roster.admit(&subscription)?;
+        let name = self.roster.admit(&subscription)?;
         let (driver, env) = (self.driver.clone(), self.env.clone());
         let consumer = EngineConsumer::start(driver, subscription, env, self.hooks.clone(), self.policy).await?;
-        self.roster.consumer(consumer.control(), seat).await?;
+        self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
         Ok(Box::new(consumer))
     }
 

@@ -1,6 +1,7 @@
 //! Connections: one that publishes and one that consumes, since a memory alarm stops everything on a connection that
 //! publishes, acknowledgements included. The client's own recovery is off: our supervisor attaches again, with generations.
 
+use crate::channels::Spent;
 use crate::fault::{fault, no_answer};
 use crate::url::AmqpUrl;
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
@@ -38,6 +39,8 @@ pub(crate) struct Connections {
     next: AtomicUsize,
     closed: AtomicBool,
     health: HealthSetter,
+    /// Of the two connections.
+    spent: [Spent; 2],
 }
 
 impl Connections {
@@ -45,7 +48,17 @@ impl Connections {
         let tls = tls_config(&url)?;
         let health = HealthSetter::new(HealthState::Connecting, env.wall());
         let (publish, consume) = Default::default();
-        Ok(Self { url, tls, env, publish, consume, next: 0.into(), closed: false.into(), health })
+        Ok(Self {
+            url,
+            tls,
+            env,
+            publish,
+            consume,
+            next: 0.into(),
+            closed: false.into(),
+            health,
+            spent: Default::default(),
+        })
     }
 
     pub(crate) fn url(&self) -> &AmqpUrl {
@@ -82,6 +95,7 @@ impl Connections {
             Ok(connection) => {
                 self.health.set(HealthState::Running, "", self.env.wall());
                 let connection = Arc::new(connection);
+                self.spent(role).none();
                 *slot = Some(connection.clone());
                 Ok(connection)
             }
@@ -97,7 +111,16 @@ impl Connections {
     /// A new channel on the connection of that role.
     pub(crate) async fn channel(&self, role: Role) -> Result<Channel> {
         let connection = self.get(role).await?;
-        within(ANSWER, "open a channel", connection.create_channel()).await
+        self.channel_on(&connection, role, ANSWER).await
+    }
+
+    /// A new channel on a connection of that role.
+    pub(crate) async fn channel_on(&self, connection: &Connection, role: Role, limit: Duration) -> Result<Channel> {
+        crate::channels::open(connection, self.spent(role), limit).await
+    }
+
+    fn spent(&self, role: Role) -> &Spent {
+        &self.spent[usize::from(role == Role::Consume)]
     }
 
     /// Tries every host, beginning with the one that worked last.

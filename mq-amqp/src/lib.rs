@@ -114,6 +114,7 @@ mod admin;
 mod alone;
 mod broadcast;
 mod broker;
+mod channels;
 mod connect;
 mod copies;
 mod decode;

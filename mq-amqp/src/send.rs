@@ -35,7 +35,7 @@ impl ConfirmChannel {
     pub(crate) async fn open(connections: &Connections) -> Result<Self> {
         let limit = Duration::from_secs(8);
         let connection = connections.get(Role::Publish).await?;
-        let channel = within(limit, "open a channel", connection.create_channel()).await?;
+        let channel = connections.channel_on(&connection, Role::Publish, limit).await?;
         within(limit, "select confirms", channel.confirm_select(ConfirmSelectOptions::default())).await?;
         Ok(Self { channel, connection })
     }

@@ -157,6 +157,9 @@ pub enum Retention {
     },
 }
 
+/// Each handler at work has a place that is made at the start; more than a million of them is a slip.
+const MOST_HANDLERS: usize = 1_000_000;
+
 impl Retention {
     /// A log of the last `max` messages.
     pub const fn log(max: u64) -> Self {
@@ -253,6 +256,12 @@ impl Subscription {
         }
         if self.concurrency == 0 {
             return bad("concurrency is 0, so no handler could ever run; use 1 or more");
+        }
+        if self.concurrency > MOST_HANDLERS {
+            let wanted = self.concurrency;
+            return bad(&format!(
+                "concurrency is {wanted}, and at most {MOST_HANDLERS} handlers can be at work at a time"
+            ));
         }
         if self.concurrency > self.max_in_flight {
             let (wanted, most) = (self.concurrency, self.max_in_flight);

@@ -23,6 +23,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+/// A consumer that goes on during its close looks for more at once, or when it has room; one that does not has ended.
+const TAKEN_WITHIN: Duration = Duration::from_secs(1);
+
 struct Rx<D> {
     driver: Arc<D>,
     id: u64,
@@ -73,6 +76,10 @@ impl<D: Driver> Supervised for Rx<D> {
     fn over(&self, error: Option<Error>) {
         self.fence();
         if error.is_some() || !self.shared.is_stopping() {
+            if error.is_none() {
+                // The driver ended it, and nobody has to close it.
+                self.shared.session_state(HealthState::Closed, "");
+            }
             self.shared.inbox.close(error);
         }
     }
@@ -240,6 +247,10 @@ impl Drop for EngineConsumer {
             // Not closed: what is buffered goes back, what is in hand stays settleable until it is settled or late.
             drop(self.core.close(Duration::from_secs(5)));
         }
+        if self.core.shared.at_most_once {
+            // Nobody can take it any more.
+            self.core.shared.inbox.forget_settled();
+        }
     }
 }
 
@@ -253,7 +264,10 @@ impl Control for Core {
     }
 
     fn in_flight(&self) -> usize {
-        self.shared.flow.in_flight()
+        match self.shared.health().state() {
+            HealthState::Closed => 0,
+            _ => self.shared.flow.in_flight(),
+        }
     }
 
     fn health(&self) -> HealthWatch {
@@ -301,9 +315,33 @@ struct Drain {
 }
 
 impl Drain {
+    /// Of what was settled before the hand-over there is some left, and the program neither takes it nor has anything in hand.
+    async fn nobody_takes(&self) {
+        if !self.shared.at_most_once {
+            return std::future::pending().await;
+        }
+        loop {
+            let looks = self.shared.inbox.looks();
+            tokio::time::sleep(TAKEN_WITHIN).await;
+            if self.shared.inbox.looks() == looks && self.shared.hands.in_flight() == 0 {
+                return;
+            }
+        }
+    }
+
     async fn run(self, deadline: &Deadline, tasks: Option<(JoinHandle<()>, JoinHandle<()>)>) -> CloseReport {
         let mut report = CloseReport::default();
-        deadline.within(std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx))).await;
+        let drained = deadline.within(std::future::poll_fn(|cx| self.shared.flow.poll_drained(cx)));
+        tokio::select! { biased;
+            _ = drained => {}
+            () = self.nobody_takes() => {}
+        }
+        if self.shared.at_most_once {
+            let lost = self.shared.inbox.forget_settled();
+            if lost > 0 {
+                tracing::warn!(messages = lost, "settled before the hand-over and never taken, so they are lost");
+            }
+        }
         // The deadline passed with deliveries in hand: they go back.
         self.lanes.each(|lane| lane.give_back_handed());
         // What a lost session left at the broker in this member's name: a new session gives it back, if there can be one in time.

@@ -147,8 +147,11 @@ impl Lane {
     pub fn begin_drain(&self) {
         let mut ring = self.ring.lock();
         ring.draining = true;
-        let waiting =
-            ring.slots.which(|s| matches!(s.state, SlotState::Buffered | SlotState::Blocked | SlotState::Parked));
+        let settled = self.shared.at_most_once;
+        let waiting = ring.slots.which(|s| match s.state {
+            SlotState::Buffered => !settled,
+            state => matches!(state, SlotState::Blocked | SlotState::Parked),
+        });
         self.shared.count_given_back(waiting.len());
         waiting.into_iter().for_each(|slot| self.give_back(&mut ring, slot));
         ring.slots.retire();
@@ -158,7 +161,7 @@ impl Lane {
     /// For the driver: ready when nothing of this lane is in hand or moving.
     pub fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut ring = self.ring.lock();
-        if !Self::is_busy(&ring) {
+        if !self.is_busy(&ring) {
             return Poll::Ready(());
         }
         if !ring.drained.iter().any(|w| w.will_wake(cx.waker())) {

@@ -4,6 +4,7 @@
 use crate::flow::{Flow, Gate};
 use crate::lane::Lane;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use mq_api::{Deliveries, Error, Event, EventLog};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,11 +34,36 @@ struct State {
 pub(crate) struct Inbox {
     state: Mutex<State>,
     flow: Arc<Flow>,
+    /// At most once: what is in here is settled, and would be lost if it were not handed out.
+    settled: bool,
+    /// Looks of the consumer since it stops.
+    looks: AtomicU64,
 }
 
 impl Inbox {
-    pub(crate) fn new(flow: Arc<Flow>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), flow })
+    pub(crate) fn new(flow: Arc<Flow>, settled: bool) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), flow, settled, looks: AtomicU64::new(0) })
+    }
+
+    /// How often the consumer looked for more since it stops.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// Nobody takes what was settled before its hand-over: it is lost. Says how much it was.
+    pub(crate) fn forget_settled(&self) -> usize {
+        let (ready, deferred) = {
+            let mut st = self.state.lock();
+            (std::mem::take(&mut st.ready), std::mem::take(&mut st.deferred))
+        };
+        let ready = ready.into_iter().map(|run| (run.lane, run.first, run.n));
+        let deferred = deferred.into_iter().map(|(lane, first, n, _)| (lane, first, n));
+        let mut lost = 0;
+        for (lane, first, n) in ready.chain(deferred) {
+            lane.forget_buffered(first, n);
+            lost += n as usize;
+        }
+        lost
     }
 
     /// Slots `first..first + n` of `lane` may be handed out.
@@ -154,12 +180,18 @@ impl Inbox {
         now: Instant,
     ) -> Poll<Result<usize, Error>> {
         let (mut handed, mut full) = (0, false);
+        if self.settled && self.flow.is_shut(Gate::Stopping) {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+        }
         if !self.state.lock().deferred.is_empty() {
             self.admit_deferred(cx);
         }
         loop {
             let mut st = self.state.lock();
-            if st.closed || self.flow.is_shut(Gate::Stopping) {
+            let stopping = self.flow.is_shut(Gate::Stopping);
+            // What was settled for this consumer is still its own.
+            let left = self.settled && !(st.ready.is_empty() && st.deferred.is_empty());
+            if st.closed || stopping && !left {
                 return Poll::Ready(match st.error.take() {
                     Some(error) if handed == 0 => Err(error),
                     _ => Ok(handed),
@@ -168,7 +200,7 @@ impl Inbox {
             if handed == max {
                 break;
             }
-            if self.flow.is_shut(Gate::Paused) || self.flow.is_shut(Gate::Transient) {
+            if !stopping && (self.flow.is_shut(Gate::Paused) || self.flow.is_shut(Gate::Transient)) {
                 Self::wait(&mut st, cx);
                 break;
             }

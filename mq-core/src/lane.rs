@@ -150,7 +150,7 @@ impl Lane {
     /// Gives up the lock, then wakes: whoever is woken may come straight back.
     pub(crate) fn unlock(&self, mut ring: MutexGuard<'_, Ring>) {
         let ring_mut = &mut *ring;
-        if !ring_mut.drained.is_empty() && !Self::is_busy(ring_mut) {
+        if !ring_mut.drained.is_empty() && !self.is_busy(ring_mut) {
             ring_mut.wake.append(&mut ring_mut.drained);
         }
         if !ring_mut.room.is_empty() && ring_mut.gate.waiting() < self.shared.max_blocked {
@@ -164,8 +164,11 @@ impl Lane {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    pub(crate) fn is_busy(ring: &Ring) -> bool {
-        ring.open && ring.slots.iter().any(|(_, s)| matches!(s.state, SlotState::Handed | SlotState::Moving))
+    pub(crate) fn is_busy(&self, ring: &Ring) -> bool {
+        // What was settled before the hand-over is still to be handed over.
+        let owed = |state| self.shared.at_most_once && state == SlotState::Buffered;
+        let busy = |state| matches!(state, SlotState::Handed | SlotState::Moving) || owed(state);
+        ring.open && ring.slots.iter().any(|(_, s)| busy(s.state))
     }
 
     /// For the driver: messages arrived, in order. Charges the flow and wakes the consumer. Ignored after close; given back at

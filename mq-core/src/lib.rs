@@ -63,7 +63,7 @@ pub use policy::{LetterFacts, Policy, Settlement, Verdict};
 pub use producer::EngineProducer;
 pub use resume::Resume;
 pub use ring::SeqRing;
-pub use roster::{Roster, Seat};
+pub use roster::{Reserved, Roster, Seat};
 pub use seam::{Driver, End, Purpose, Run, Session, Stop, TxSession};
 pub use settles::SettleQueue;
 pub use stamp::stamp;

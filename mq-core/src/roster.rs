@@ -13,6 +13,8 @@ use std::time::Duration;
 #[derive(Default)]
 pub struct Roster {
     made: Mutex<Made>,
+    /// Names of members that are being made.
+    coming: Arc<Mutex<Vec<Seat>>>,
     /// Held while closing: a second call waits for the first, and has its report.
     report: tokio::sync::Mutex<Option<CloseReport>>,
 }
@@ -50,6 +52,29 @@ impl Seat {
     }
 }
 
+/// A name that is kept for a member while it is made.
+#[derive(Debug)]
+pub struct Reserved {
+    seat: Option<Seat>,
+    coming: Arc<Mutex<Vec<Seat>>>,
+}
+
+impl Reserved {
+    /// The name, if the member has one.
+    pub fn seat(&self) -> Option<&Seat> {
+        self.seat.as_ref()
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut coming = self.coming.lock();
+        if let Some(at) = coming.iter().position(|seat| Some(seat) == self.seat.as_ref()) {
+            coming.swap_remove(at);
+        }
+    }
+}
+
 #[derive(Default)]
 struct Made {
     consumers: Vec<(ConsumerControl, Option<Seat>)>,
@@ -75,19 +100,23 @@ impl Roster {
         }
     }
 
-    /// Refuses after a close began, and a second member of one name.
+    /// Refuses after a close began, and a second member of one name. The name is kept while the answer lives.
     ///
     /// # Errors
     /// As [`open`](Self::open), and as [`Seat::refuse_if`].
-    pub fn admit(&self, sub: &Subscription) -> Result<Option<Seat>> {
+    pub fn admit(&self, sub: &Subscription) -> Result<Reserved> {
         self.open()?;
-        let seat = Seat::of(sub);
-        if let Some(seat) = &seat {
+        let coming = self.coming.clone();
+        let Some(seat) = Seat::of(sub) else { return Ok(Reserved { seat: None, coming }) };
+        {
             let mut made = self.made.lock();
             made.drop_closed();
-            seat.refuse_if(made.consumers.iter().any(|(_, other)| other.as_ref() == Some(seat)))?;
+            let mut names = coming.lock();
+            let here = |(_, other): &(ConsumerControl, Option<Seat>)| other.as_ref() == Some(&seat);
+            seat.refuse_if(names.contains(&seat) || made.consumers.iter().any(here))?;
+            names.push(seat.clone());
         }
-        Ok(seat)
+        Ok(Reserved { seat: Some(seat), coming })
     }
 
     /// Enters a consumer that was made. One whose connection was closed meanwhile is closed too.

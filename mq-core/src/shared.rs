@@ -74,16 +74,17 @@ impl Shared {
         hooks: Arc<dyn Hooks>,
     ) -> Arc<Self> {
         let flow = Arc::new(Flow::new(sub.max_in_flight, sub.max_in_flight_bytes));
+        let at_most_once = sub.guarantee == Guarantee::AtMostOnce && sub.mode != Mode::Broadcast;
         Arc::new(Self {
             policy: Policy::new(&sub, member),
             hands: Flow::new(sub.max_in_flight, sub.max_in_flight_bytes),
-            inbox: Inbox::new(flow.clone()),
+            inbox: Inbox::new(flow.clone(), at_most_once),
             flow,
             events: EventLog::default(),
             keeper: Keeper::default(),
             mechanics,
             hooks,
-            at_most_once: sub.guarantee == Guarantee::AtMostOnce && sub.mode != Mode::Broadcast,
+            at_most_once,
             broadcast: sub.mode == Mode::Broadcast,
             crash_tracked: sub.dead_letter != mq_api::DeadLetterPolicy::Forever,
             max_blocked: sub.max_blocked,

@@ -136,11 +136,11 @@ impl Broker for KafkaBroker {
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
-        let seat = self.roster.admit(&subscription)?;
+        let name = self.roster.admit(&subscription)?;
         let hooks = self.hooks.clone();
         let consumer =
             EngineConsumer::start(self.driver.clone(), subscription, self.env.clone(), hooks, self.policy()).await?;
-        self.roster.consumer(consumer.control(), seat).await?;
+        self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
         Ok(Box::new(consumer))
     }
 

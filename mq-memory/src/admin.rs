@@ -88,6 +88,12 @@ impl Admin for MemoryAdmin {
         if spec.partitions == Some(0) {
             return Err(Error::new(ErrorKind::Config, format!("topic '{}' cannot have 0 partitions", spec.topic)));
         }
+        let most = self.core.capabilities.max_partitions;
+        if let Some(n) = spec.partitions.filter(|n| *n > most) {
+            let why =
+                format_args!("topic '{}' with {n} partitions: at most {most} are supported", spec.topic).to_string();
+            return Err(Error::unsupported(&self.core.capabilities.backend, Feature::Partitions, why));
+        }
         let topic = self.core.topic(&spec.topic, spec.partitions, spec.retention, Provisioning::Create)?;
         for group in &spec.groups {
             group.validate()?;

@@ -1,4 +1,4 @@
-//! Broadcast subscriptions: a bounded queue per subscriber, oldest dropped and counted.
+//! Broadcast subscriptions: a bounded buffer per subscriber, oldest dropped and counted.
 
 use crate::member::{Member, Trouble};
 use crate::presence::Presence;
@@ -7,42 +7,43 @@ use mq_api::{
     Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Event, Gap, GapCause, Position, Result, Settle,
     SettleStart, Settled, Source, Stored, Ticket,
 };
-use mq_core::Gate;
+use mq_core::{Flow, Gate};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
+
+/// A message, its place, and the lane of its partition.
+type Heard = (Arc<Untracked>, Arc<Stored>, u64);
 
 #[derive(Default)]
 struct State {
-    messages: VecDeque<(Arc<Stored>, u64)>,
+    messages: VecDeque<Heard>,
     bytes: usize,
     lagged: u64,
     waker: Option<Waker>,
 }
 
-/// What a partition pushes into. One per subscriber and partition.
-pub(crate) struct Queue {
+/// What a subscriber has not looked at yet, of all partitions: bounded in messages and bytes.
+pub(crate) struct Buffer {
     state: Mutex<State>,
-    /// Messages and bytes of this partition.
     max: (usize, usize),
-    pub(crate) lane: Arc<Untracked>,
 }
 
-impl Queue {
-    pub(crate) fn new(max: (usize, usize), lane: Arc<Untracked>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), max, lane })
+impl Buffer {
+    fn new(max: (usize, usize)) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), max })
     }
 
-    pub(crate) fn push(&self, stored: &Arc<Stored>, position: u64) {
+    fn push(&self, lane: &Arc<Untracked>, stored: &Arc<Stored>, position: u64) {
         let mut st = self.state.lock();
         st.bytes += stored.size as usize;
-        st.messages.push_back((stored.clone(), position));
+        st.messages.push_back((lane.clone(), stored.clone(), position));
         // The last one stays, however large.
         while st.messages.len() > 1
             && (st.messages.len() > self.max.0 || st.bytes > self.max.1)
-            && let Some((oldest, _)) = st.messages.pop_front()
+            && let Some((_, oldest, _)) = st.messages.pop_front()
         {
             st.bytes -= oldest.size as usize;
             st.lagged += 1;
@@ -54,22 +55,53 @@ impl Queue {
         }
     }
 
-    /// The next message, and how many were dropped before it.
-    fn pop(&self) -> (u64, Option<(Arc<Stored>, u64)>) {
+    /// How many were dropped since the last call.
+    fn lagged(&self) -> u64 {
+        std::mem::take(&mut self.state.lock().lagged)
+    }
+
+    /// The next message, if it has room in the program's hands; it is charged before it leaves here, so that whoever counts finds
+    /// it in one of the two. `Ready(None)`: there is none.
+    fn poll_take(&self, flow: &Flow, cx: &mut Context<'_>) -> Poll<Option<Heard>> {
+        let mark = flow.mark();
         let mut st = self.state.lock();
-        let next = st.messages.pop_front();
-        st.bytes -= next.as_ref().map_or(0, |(stored, _)| stored.size as usize);
-        (std::mem::take(&mut st.lagged), next)
+        let Some((_, next, _)) = st.messages.front() else { return Poll::Ready(None) };
+        let size = next.size as usize;
+        if !flow.fits(size) {
+            drop(st);
+            if flow.poll_given(mark, cx).is_ready() {
+                cx.waker().wake_by_ref();
+            }
+            return Poll::Pending;
+        }
+        flow.take(1, size);
+        st.bytes -= size;
+        Poll::Ready(st.messages.pop_front())
     }
 
     pub(crate) fn len(&self) -> usize {
         self.state.lock().messages.len()
     }
 
+    /// Whether there is something; else who waits is woken by the next.
     fn wait(&self, cx: &mut Context<'_>) -> bool {
         let mut st = self.state.lock();
-        st.waker = Some(cx.waker().clone());
+        if !st.waker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            st.waker = Some(cx.waker().clone());
+        }
         !st.messages.is_empty()
+    }
+}
+
+/// What a partition pushes into. One per subscriber and partition.
+pub(crate) struct Queue {
+    buffer: Arc<Buffer>,
+    pub(crate) lane: Arc<Untracked>,
+}
+
+impl Queue {
+    pub(crate) fn push(&self, stored: &Arc<Stored>, position: u64) {
+        self.buffer.push(&self.lane, stored, position);
     }
 }
 
@@ -77,12 +109,22 @@ impl Queue {
 pub(crate) struct Untracked {
     pub(crate) source: Source,
     member: Weak<Member>,
+    /// Bytes of those in hand, by position.
+    sizes: Mutex<HashMap<u64, u32>>,
 }
 
 impl Untracked {
-    fn done(&self, n: u32) -> SettleStart {
+    fn done(&self, first: u64, n: u32) -> SettleStart {
+        let (mut count, mut bytes) = (0, 0);
+        {
+            let mut sizes = self.sizes.lock();
+            for size in (first..first + u64::from(n)).filter_map(|position| sizes.remove(&position)) {
+                count += 1;
+                bytes += size as usize;
+            }
+        }
         if let Some(member) = self.member.upgrade() {
-            member.flow.give(n as usize, 0);
+            member.flow.give(count, bytes);
             member.has_room();
         }
         SettleStart::Done(Settled::Untracked)
@@ -90,14 +132,14 @@ impl Untracked {
 }
 
 impl Settle for Untracked {
-    fn ack(&self, _: u64) -> SettleStart {
-        self.done(1)
+    fn ack(&self, position: u64) -> SettleStart {
+        self.done(position, 1)
     }
-    fn ack_run(&self, _: u64, n: u32) -> SettleStart {
-        self.done(n)
+    fn ack_run(&self, first: u64, n: u32) -> SettleStart {
+        self.done(first, n)
     }
-    fn settle(&self, _: u64, _: Disposition) -> SettleStart {
-        self.done(1)
+    fn settle(&self, position: u64, _: Disposition) -> SettleStart {
+        self.done(position, 1)
     }
     fn poll_settled(&self, _: u64, _: &mut Context<'_>) -> Poll<Settled> {
         Poll::Ready(Settled::Untracked)
@@ -118,35 +160,48 @@ impl Settle for Untracked {
 pub(crate) struct BroadcastConsumer {
     pub(crate) member: Arc<Member>,
     pub(crate) topic: Arc<Topic>,
-    pub(crate) queues: Vec<Arc<Queue>>,
+    pub(crate) buffer: Arc<Buffer>,
     pub(crate) control: ConsumerControl,
-    pub(crate) next: usize,
     pub(crate) _presence: Arc<Presence>,
 }
 
 impl Member {
-    /// Queues in all partitions of a topic.
-    pub(crate) fn listen(&self, topic: &Topic) -> Vec<Arc<Queue>> {
-        let max = (self.sub.max_in_flight, self.sub.max_in_flight_bytes);
-        let mut queues = Vec::new();
-        for (number, part) in topic.parts.iter().enumerate() {
-            let source = Source::new(topic.name.clone(), None).at(Some(number as u32), u64::from(self.id));
-            let queue = Queue::new(max, Arc::new(Untracked { source, member: self.handle() }));
-            part.lock().broadcast.push(queue.clone());
-            queues.push(queue);
-        }
-        *self.heard.lock() = queues.iter().map(Arc::downgrade).collect();
-        queues
+    /// Hears all partitions of a topic from now on.
+    pub(crate) fn listen(&self, topic: &Topic) -> Arc<Buffer> {
+        let buffer = Buffer::new((self.sub.max_in_flight, self.sub.max_in_flight_bytes));
+        self.hear(topic, &buffer);
+        *self.heard.lock() = Arc::downgrade(&buffer);
+        buffer
     }
 
-    /// A topic was made: if this one listened to one of its name, it listens to this from now on.
+    /// What is sent to a topic from now on goes into this buffer.
+    pub(crate) fn hear(&self, topic: &Topic, buffer: &Arc<Buffer>) {
+        for (number, part) in topic.parts.iter().enumerate() {
+            let source = Source::new(topic.name.clone(), None).at(Some(number as u32), u64::from(self.id));
+            let lane = Arc::new(Untracked { source, member: self.handle(), sizes: Mutex::default() });
+            part.lock().broadcast.push(Arc::new(Queue { buffer: buffer.clone(), lane }));
+        }
+    }
+
+    /// Hears nothing of a topic any more.
+    pub(crate) fn unlisten(&self, topic: &Topic) {
+        for part in &topic.parts {
+            part.lock().broadcast.retain(|queue| queue.lane.source.epoch != u64::from(self.id));
+        }
+    }
+
+    /// A topic was made: if this one listened to one of its name, it listens to this from now on, or once it is back.
     pub(crate) fn listen_again(&self, topic: &Arc<Topic>) {
         let (old, group) = self.seat();
-        if group.is_some() || old.name != topic.name || self.is_stopping() || self.is_crashed() {
+        if group.is_some() || old.name != topic.name || Arc::ptr_eq(&old, topic) || self.is_away() {
             return;
         }
         *self.remade.lock() = Some((topic.clone(), self.listen(topic)));
         self.take_seat(topic.clone(), None);
+        // It may have left meanwhile, and then heard nothing that it could leave.
+        if self.is_stopping() || self.is_crashed() {
+            self.unlisten(topic);
+        }
         self.wake();
     }
 }
@@ -160,41 +215,24 @@ impl BroadcastConsumer {
         let made = self.member.core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning);
         self.member.trouble(Trouble::Group, made.err().map(|error| error.to_string()));
         let remade = self.member.remade.lock().take();
-        if let Some((topic, queues)) = remade {
-            (self.topic, self.queues, self.next) = (topic, queues, 0);
+        if let Some((topic, buffer)) = remade {
+            (self.topic, self.buffer) = (topic, buffer);
             self.member.events.push(Event::Gap(Gap::new(self.topic.name.clone(), GapCause::Deleted)));
         }
     }
 
-    fn one(&mut self) -> Option<Delivery> {
-        // Charged before it leaves its queue: whoever counts finds it in one of the two.
-        self.member.flow.take(1, 0);
-        let one = self.take_one();
-        if one.is_none() {
-            self.member.flow.give(1, 0);
+    fn poll_one(&mut self, cx: &mut Context<'_>) -> Poll<Option<Delivery>> {
+        let lagged = self.buffer.lagged();
+        if lagged > 0 {
+            self.member.events.push(Event::Lagged(lagged));
         }
-        one
-    }
-
-    fn take_one(&mut self) -> Option<Delivery> {
-        for _ in 0..self.queues.len() {
-            let queue = &self.queues[self.next];
-            self.next = (self.next + 1) % self.queues.len();
-            let (lagged, message) = queue.pop();
-            if lagged > 0 {
-                self.member.events.push(Event::Lagged(lagged));
-            }
-            if let Some((stored, position)) = message {
-                self.member.trace_delivered(queue.lane.source(), position, &stored, 1);
-                return Some(Delivery::new(
-                    stored,
-                    Position::offset(position),
-                    1,
-                    Ticket::new(queue.lane.clone(), position),
-                ));
-            }
-        }
-        None
+        let Some((lane, stored, position)) = ready!(self.buffer.poll_take(&self.member.flow, cx)) else {
+            return Poll::Ready(None);
+        };
+        lane.sizes.lock().insert(position, stored.size);
+        self.member.trace_delivered(lane.source(), position, &stored, 1);
+        let ticket = Ticket::new(lane, position);
+        Poll::Ready(Some(Delivery::new(stored, Position::offset(position), 1, ticket)))
     }
 }
 
@@ -203,20 +241,19 @@ impl Consumer for BroadcastConsumer {
         if self.member.flow.is_shut(Gate::Stopping) {
             return Poll::Ready(Ok(None));
         }
-        if self.member.flow.is_open() && self.member.flow.poll_credit(cx).is_pending() {
-            // What leaves the program's hands makes room, and wakes.
-            self.member.waits_for_room();
-        } else if self.member.flow.is_open() {
-            if let Some(delivery) = self.one() {
-                return Poll::Ready(Ok(Some(delivery)));
-            }
-            if self.topic.deleted.load(Ordering::Acquire) {
-                self.follow();
-            }
-            // Every queue must know the waker, so no short cut.
-            let arrived = self.queues.iter().filter(|queue| queue.wait(cx)).count();
-            if arrived > 0 {
-                cx.waker().wake_by_ref();
+        if self.member.flow.is_open() {
+            match self.poll_one(cx) {
+                Poll::Ready(Some(delivery)) => return Poll::Ready(Ok(Some(delivery))),
+                // What leaves the program's hands makes room, and wakes.
+                Poll::Pending => self.member.waits_for_room(),
+                Poll::Ready(None) => {
+                    if self.topic.deleted.load(Ordering::Acquire) {
+                        self.follow();
+                    }
+                    if self.buffer.wait(cx) {
+                        cx.waker().wake_by_ref();
+                    }
+                }
             }
         }
         self.member.wait(cx);

@@ -107,9 +107,9 @@ impl Client {
         let member = Member::new(id, sub, core.clone(), topic.clone(), None, None, false);
         core.members.lock().insert(id, Arc::downgrade(&member));
         self.members.lock().push(Arc::downgrade(&member));
-        let queues = member.listen(&topic);
+        let buffer = member.listen(&topic);
         let control = ConsumerControl::new(member.clone());
-        Ok(Box::new(BroadcastConsumer { member, topic, queues, control, next: 0, _presence: self.presence.clone() }))
+        Ok(Box::new(BroadcastConsumer { member, topic, buffer, control, _presence: self.presence.clone() }))
     }
 }
 
@@ -131,22 +131,17 @@ pub(crate) fn seat(
             "this topic trims what all groups handled; make it in log mode (Retention::Log)",
         ));
     }
-    if topic.find_group(group).is_none() && sub.provisioning == mq_api::Provisioning::Verify {
-        let text = format!("group '{group}' of topic '{}' does not exist and provisioning is Verify", sub.topic);
-        return Err(Error::new(ErrorKind::Topology, text));
+    if topic.find_group(group).is_none() && sub.provisioning != mq_api::Provisioning::Create {
+        let (kind, why) = match sub.provisioning {
+            mq_api::Provisioning::Verify => (ErrorKind::Topology, "provisioning is Verify"),
+            _ => (ErrorKind::NotFound, "provisioning is None"),
+        };
+        let text = format!("group '{group}' of topic '{}' does not exist and {why}; make it, or use Create", sub.topic);
+        return Err(Error::new(kind, text));
     }
     let per_key = sub.ordering == KeyOrder::PerKey;
-    let found = topic.find_group(group);
-    if let Some(found) = &found
-        && found.per_key() != per_key
-        && found.member_count() > 0
-    {
-        let text = format!(
-            "members of group '{group}' of topic '{}' must ask for the same order; those that run have {}",
-            sub.topic,
-            if found.per_key() { "PerKey" } else { "None" }
-        );
-        return Err(Error::new(ErrorKind::Topology, text));
+    if let Some(found) = topic.find_group(group) {
+        found.refuse_other_order(per_key, &sub.topic)?;
     }
     let handle = topic.group_with_order(group, sub.start, per_key);
     // The target of dead letters is checked now, not at the first poison message.
@@ -181,7 +176,9 @@ impl Broker for Client {
                     format!("group '{group}' of topic '{}' does not exist and provisioning is Verify", spec.topic);
                 return Err(Error::new(ErrorKind::Topology, text));
             }
-            topic.group(group, Start::Oldest, false);
+            if spec.provisioning == mq_api::Provisioning::Create {
+                topic.group(group, Start::Oldest, false);
+            }
         }
         if self.core.config.faults.is_some() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
@@ -201,8 +198,8 @@ impl Broker for Client {
         self.core.capabilities.check(&subscription)?;
         self.no_native(&subscription.native)?;
         self.members.lock().retain(|m| m.strong_count() > 0);
-        let seat = self.roster.admit(&subscription)?;
-        if let Some(seat) = &seat {
+        let name = self.roster.admit(&subscription)?;
+        if let Some(seat) = name.seat() {
             let lives =
                 |m: &Arc<Member>| !m.is_stopping() && !m.is_crashed() && Seat::of(&m.sub).as_ref() == Some(seat);
             seat.refuse_if(self.live_members().iter().any(lives))?;
@@ -212,7 +209,7 @@ impl Broker for Client {
         if behind && subscription.group_name().is_some() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
             let consumer = EngineConsumer::start(self.driver.clone(), subscription, env, hooks, CONNECT).await?;
-            self.roster.consumer(consumer.control(), seat).await?;
+            self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
             return Ok(Box::new(consumer));
         }
         match subscription.mode.clone() {

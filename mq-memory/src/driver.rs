@@ -23,6 +23,7 @@ use mq_core::{
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 pub(crate) struct MemoryDriver {
@@ -165,6 +166,9 @@ impl Serving {
                 () = settles.take(&mut plan) => {}
                 () = stop.cancelled() => return self.give_back(),
                 taking = poll_fn(|cx| {
+                    if let Poll::Ready(changed) = consumer.poll_changed(cx) {
+                        return Poll::Ready(changed);
+                    }
                     let credit = std::task::ready!(flow.poll_credit(cx));
                     consumer.poll_take(cx, credit.count.min(64), &mut taken)
                 }) => if let Err(error) = taking {

@@ -16,6 +16,7 @@ use mq_core::Gate;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use tokio::time::Instant;
 
 pub(crate) struct MemoryConsumer {
     member: Arc<Member>,
@@ -34,6 +35,8 @@ pub(crate) struct MemoryConsumer {
     one: Deliveries,
     /// How often in a row its topic or group was not there.
     absent: u32,
+    /// When it looks again.
+    again: Option<Instant>,
     /// Behind the engine's seam the driver has it.
     presence: Option<Arc<Presence>>,
 }
@@ -58,6 +61,7 @@ impl MemoryConsumer {
             short,
             one,
             absent: 0,
+            again: None,
             presence: None,
         }
     }
@@ -135,12 +139,18 @@ impl MemoryConsumer {
             );
             return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
         }
+        let per_key = self.group.per_key();
+        if let Some(found) = topic.find_group(&self.group.name) {
+            found.refuse_other_order(per_key, &topic.name)?;
+        }
         // Of a new topic nothing is known: it begins at its beginning.
         let left = if same { self.group.left() } else { Vec::new() };
-        let (group, _) = topic.make_group(&self.group.name, self.group.per_key(), |number, part| {
+        let (_, _) = topic.make_group(&self.group.name, per_key, |number, part| {
             let first = part.log.head();
             left.get(number).map_or((first, 0), |left| (left.resume(first), left.lost(first)))
         });
+        // Made by another, it may have another order, and no members yet.
+        let group = topic.group_with_order(&self.group.name, mq_api::Start::Oldest, per_key);
         let count = same.then(|| group.lost());
         let gap = Gap { count, ..Gap::new(topic.name.clone(), GapCause::Deleted) };
         self.member.events.push(Event::Gap(gap));
@@ -158,8 +168,9 @@ impl MemoryConsumer {
         member.trouble(Trouble::Group, Some(error.to_string()));
         let pause = (CONNECT.min_pause * 2u32.saturating_pow(self.absent)).min(CONNECT.max_pause);
         self.absent = self.absent.saturating_add(1).min(16);
-        let me = member.handle();
-        member.core.timer.at(member.core.env.now() + pause, move || {
+        let (me, again) = (member.handle(), member.core.env.now() + pause);
+        self.again = Some(again);
+        member.core.timer.at(again, move || {
             if let Some(me) = me.upgrade() {
                 me.wake();
             }
@@ -270,14 +281,20 @@ impl MemoryConsumer {
         }
     }
 
+    /// For the engine's driver: ready when the member has died, or sits elsewhere, whether or not it may take more.
+    pub(crate) fn poll_changed(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.member.wait(cx);
+        if self.member.is_crashed() {
+            return Poll::Ready(Ok(()));
+        }
+        if self.version == self.group.version() {
+            return Poll::Pending;
+        }
+        Poll::Ready(self.refresh())
+    }
+
     /// For the engine's driver: takes without making deliveries.
     pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, max: usize, out: &mut Vec<Taken>) -> Poll<Result<()>> {
-        self.member.wait(cx);
-        if self.version != self.group.version()
-            && let Err(error) = self.refresh()
-        {
-            return Poll::Ready(Err(error));
-        }
         if self.poll_suspect(cx).is_pending() || self.member.flow.poll_credit(cx).is_pending() {
             return Poll::Pending;
         }
@@ -338,11 +355,14 @@ impl MemoryConsumer {
         }
         self.member.wait(cx);
         if self.version != self.group.version() {
+            if self.again.is_some_and(|again| self.member.core.env.now() < again) {
+                return Poll::Pending;
+            }
             if let Err(error) = self.refresh() {
                 self.wait_for_topology(&error);
                 return Poll::Pending;
             }
-            self.absent = 0;
+            (self.absent, self.again) = (0, None);
         }
         if self.poll_suspect(cx).is_pending() || self.member.flow.poll_credit(cx).is_pending() {
             self.budget = 0;

@@ -4,6 +4,7 @@ use crate::member::Member;
 use crate::partition::Part;
 use crate::pending::GroupPart;
 use crate::topic::Topic;
+use mq_api::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -77,6 +78,19 @@ impl Group {
 
     pub(crate) fn per_key(&self) -> bool {
         self.per_key.load(Ordering::Acquire)
+    }
+
+    /// Members of a group have one order.
+    pub(crate) fn refuse_other_order(&self, per_key: bool, topic: &mq_api::Topic) -> Result<()> {
+        if self.per_key() == per_key || self.member_count() == 0 {
+            return Ok(());
+        }
+        let text = format!(
+            "members of group '{}' of topic '{topic}' must ask for the same order; those that run have {}",
+            self.name,
+            if self.per_key() { "PerKey" } else { "None" }
+        );
+        Err(Error::new(ErrorKind::Topology, text))
     }
 
     pub(crate) fn set_per_key(&self, per_key: bool) {

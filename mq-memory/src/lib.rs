@@ -177,15 +177,17 @@ impl MemoryBroker {
         Ok(())
     }
 
-    /// The process of this member dies: nothing of it is heard again; what it held comes free when its leases end. False if
-    /// there is no such member.
+    /// The process of the member of this name dies, with all consumers that go by it: nothing of them is heard again; what they
+    /// held comes free when their leases end. False if there is no such member.
     pub fn crash(&self, member: &str) -> bool {
-        self.member(member).inspect(|m| m.crash()).is_some()
+        let members = self.of_name(member);
+        members.iter().for_each(|m| m.crash());
+        !members.is_empty()
     }
 
-    /// A member loses the leases of everything it holds, as if it had not renewed them in time; says how many.
+    /// The consumers of this name lose the leases of everything they hold, as if they had not renewed them in time; says how many.
     pub fn lose_leases(&self, member: &str) -> usize {
-        self.member(member).map_or(0, |m| self.core.lose_leases(&m, false))
+        self.of_name(member).iter().map(|m| self.core.lose_leases(m, false)).sum()
     }
 
     /// Names of the members that run.
@@ -193,9 +195,11 @@ impl MemoryBroker {
         self.alive().map(|m| m.name.to_string()).collect()
     }
 
-    /// Of several of one name the first that came.
-    fn member(&self, name: &str) -> Option<Arc<member::Member>> {
-        self.alive().find(|m| &*m.name == name)
+    /// Those that receive; if there are none, those that are closing.
+    fn of_name(&self, name: &str) -> Vec<Arc<member::Member>> {
+        let (closing, living): (Vec<_>, Vec<_>) =
+            self.alive().filter(|m| &*m.name == name).partition(|m| m.is_stopping());
+        if living.is_empty() { closing } else { living }
     }
 
     fn alive(&self) -> impl Iterator<Item = Arc<member::Member>> {

@@ -5,7 +5,7 @@ mod condition;
 
 pub(crate) use condition::Trouble;
 
-use crate::broadcast::Queue;
+use crate::broadcast::Buffer;
 use crate::clock::Clock;
 use crate::core::Core;
 use crate::group::Group;
@@ -25,8 +25,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A topic, and a queue in each of its partitions.
-pub(crate) type Heard = (Arc<Topic>, Vec<Arc<Queue>>);
+/// A topic, and what was heard of it.
+pub(crate) type Heard = (Arc<Topic>, Arc<Buffer>);
 
 pub(crate) struct Member {
     pub(crate) id: u32,
@@ -55,10 +55,8 @@ pub(crate) struct Member {
     freezes: AtomicU32,
     /// What listens to a topic that was made in place of a deleted one, until it is looked at.
     pub(crate) remade: Mutex<Option<Heard>>,
-    /// The broadcast queues in use.
-    pub(crate) heard: Mutex<Vec<Weak<Queue>>>,
-    /// Broadcast queues that are out of the topic while it is away.
-    unplugged: Mutex<Vec<(usize, Arc<Queue>)>>,
+    /// What a broadcast subscription has not looked at.
+    pub(crate) heard: Mutex<Weak<Buffer>>,
     health: HealthSetter,
     waker: Mutex<Option<Waker>>,
     streak: AtomicU32,
@@ -104,7 +102,6 @@ impl Member {
             freezes: AtomicU32::new(0),
             remade: Mutex::default(),
             heard: Mutex::default(),
-            unplugged: Mutex::default(),
             waker: Mutex::default(),
             streak: AtomicU32::new(0),
             paused_until: Mutex::default(),
@@ -197,6 +194,10 @@ impl Member {
         }
     }
 
+    pub(crate) fn is_away(&self) -> bool {
+        self.away.lock().is_some()
+    }
+
     #[inline]
     pub(crate) fn is_crashed(&self) -> bool {
         self.crashed.load(Ordering::Relaxed)
@@ -262,9 +263,7 @@ impl Member {
         if let Some(group) = group {
             group.leave(self.id);
         } else {
-            for part in &topic.parts {
-                part.lock().broadcast.retain(|queue| queue.lane.source.epoch != u64::from(self.id));
-            }
+            self.unlisten(&topic);
         }
         self.core.members.lock().remove(&self.id);
         self.events.close();
@@ -309,9 +308,13 @@ impl Control for Member {
     }
 
     fn in_flight(&self) -> usize {
-        // Queues first: what leaves one is charged before.
-        let queued: usize = self.heard.lock().iter().filter_map(Weak::upgrade).map(|queue| queue.len()).sum();
-        queued + self.flow.in_flight()
+        if self.is_crashed() {
+            // What a dead member had is nobody's.
+            return 0;
+        }
+        // The buffer first: what leaves it is charged before.
+        let buffered = self.heard.lock().upgrade().map_or(0, |buffer| buffer.len());
+        buffered + self.flow.in_flight()
     }
 
     fn health(&self) -> HealthWatch {

@@ -82,6 +82,12 @@ impl MemoryProducer {
         let spec = &self.spec;
         let fresh = self.core.topic(&spec.topic, spec.partitions, spec.retention, spec.provisioning);
         let fresh = fresh.map_err(|error| error.with_outcome(mq_api::Outcome::NotSent))?;
+        // Its groups went with it.
+        if spec.provisioning == mq_api::Provisioning::Create {
+            for group in &spec.groups {
+                fresh.group(group, mq_api::Start::Oldest, false);
+            }
+        }
         Ok(again.insert(fresh).clone())
     }
 

@@ -120,7 +120,7 @@ impl Broker for Redis {
     }
 
     async fn open_consumer(&self, subscription: Subscription) -> Result<Box<dyn Consumer>> {
-        let seat = self.roster.admit(&subscription)?;
+        let name = self.roster.admit(&subscription)?;
         let (env, hooks) = (self.env.clone(), self.hooks.clone());
         let consumer = match &self.kind {
             Kind::Streams(driver) => {
@@ -130,7 +130,7 @@ impl Broker for Redis {
                 EngineConsumer::start(driver.clone(), subscription, env, hooks, self.policy).await?
             }
         };
-        self.roster.consumer(consumer.control(), seat).await?;
+        self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
         Ok(Box::new(consumer))
     }
 

@@ -101,15 +101,10 @@ impl WorkerHandle {
     /// Deliveries that its routes have in hand or buffered, those with nothing to settle among them.
     #[cfg(feature = "memory")]
     pub(crate) fn in_hand(&self) -> usize {
-        // What a dead or closed consumer had is nobody's any more.
-        let lives = |control: &ConsumerControl| control.health().current().state != mq_api::HealthState::Closed;
-        self.routes()
-            .controls
-            .iter()
-            .map(|(_, control)| control)
-            .filter(|c| lives(c))
-            .map(ConsumerControl::in_flight)
-            .sum()
+        if self.phase() == Phase::Ended {
+            return 0;
+        }
+        self.routes().controls.iter().map(|(_, control)| control.in_flight()).sum()
     }
 
     /// Ready when a route has become idle since the call.

@@ -110,7 +110,9 @@ impl Gate {
     fn poll_enter(&self, key: &IdempotencyKey, cx: &Context<'_>) -> Poll<Claim> {
         let mut at_work = self.at_work();
         if let Some(waiting) = at_work.get_mut(key) {
-            waiting.push(cx.waker().clone());
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
             return Poll::Pending;
         }
         at_work.insert(key.clone(), Vec::new());

@@ -47,6 +47,8 @@ impl Appetite {
 pub(super) struct Runner<Svc: MessageService> {
     service: Svc,
     ready: bool,
+    /// A layer lets nothing through, as far as was seen last.
+    held_up: bool,
     consumer: Box<dyn Consumer>,
     slots: Slots<Svc::Future, Ticket>,
     buffer: Deliveries,
@@ -54,6 +56,8 @@ pub(super) struct Runner<Svc: MessageService> {
     appetite: Appetite,
     /// Whether what was fetched and not begun can be given back; a broadcast or at-most-once delivery cannot.
     returns: bool,
+    /// At most once: what was fetched is settled, and is begun also while the route closes.
+    settled_first: bool,
     signal: Arc<Signal>,
     deadline: Duration,
     closing: Option<BoxFuture<'static, CloseReport>>,
@@ -68,10 +72,12 @@ impl<Svc: MessageService> Runner<Svc> {
         signal: Arc<Signal>,
         deadline: Duration,
     ) -> Self {
-        let returns = matches!(subscription.mode, Mode::Group(_)) && subscription.guarantee == Guarantee::AtLeastOnce;
+        let grouped = matches!(subscription.mode, Mode::Group(_));
+        let returns = grouped && subscription.guarantee == Guarantee::AtLeastOnce;
         Self {
             service,
             ready: false,
+            held_up: false,
             consumer,
             slots: Slots::new(subscription.concurrency.max(1), signal.clone()),
             buffer: Deliveries::new(),
@@ -79,6 +85,7 @@ impl<Svc: MessageService> Runner<Svc> {
             // At most once is settled at the fetch: what is fetched ahead would be lost with this process.
             appetite: Appetite { at_once: 0, ahead: subscription.guarantee == Guarantee::AtLeastOnce },
             returns,
+            settled_first: grouped && !returns,
             signal,
             deadline,
             closing: None,
@@ -97,6 +104,12 @@ impl<Svc: MessageService> Runner<Svc> {
             match self.signal.stopping() {
                 Stop::No => self.feed_safely(cx),
                 _ => self.begin_close(),
+            }
+        }
+        if self.closing.is_some() && self.settled_first && self.signal.stopping() != Stop::Abandon {
+            self.feed_safely(cx);
+            if self.slots.busy() == 0 && self.held_up {
+                self.lose_buffer();
             }
         }
         self.books.flush();
@@ -123,12 +136,14 @@ impl<Svc: MessageService> Runner<Svc> {
     #[inline]
     fn feed(&mut self, cx: &mut Context<'_>) {
         let mut left = TURN;
+        self.held_up = false;
         while self.slots.free() > 0 {
             if !self.ready {
                 match self.service.poll_ready(cx) {
                     Poll::Ready(Ok(())) => self.ready = true,
                     Poll::Ready(Err(e)) => return self.fail(refused(e.into())),
                     Poll::Pending => {
+                        self.held_up = true;
                         self.appetite.waited();
                         break;
                     }
@@ -151,7 +166,11 @@ impl<Svc: MessageService> Runner<Svc> {
             let service = &mut self.service;
             match self.slots.start(ticket, Ticket::lost, || service.call(request)) {
                 // Out of tokio's budget everything of tokio's waits, ready or not: that says nothing about the handler.
-                Polled::Pending if !has_budget_remaining() => return,
+                Polled::Pending if !has_budget_remaining() => {
+                    // What it waits for may be none of tokio's, and then nobody else would call again.
+                    cx.waker().wake_by_ref();
+                    return;
+                }
                 Polled::Pending => self.appetite.waited(),
                 Polled::Done(Ok(outcome @ Outcome::Ack), ticket) => {
                     // There is nothing in it to drop, which the compiler does not see.
@@ -197,9 +216,24 @@ impl<Svc: MessageService> Runner<Svc> {
         self.begin_close();
     }
 
+    /// What was fetched and cannot be begun or given back. Of a broadcast the next program has its own copy.
+    #[cold]
+    fn lose_buffer(&mut self) {
+        if self.settled_first {
+            self.books.report.lost += self.buffer.len() as u64;
+        }
+        self.buffer.release_all();
+    }
+
     #[cold]
     fn begin_close(&mut self) {
+        if self.closing.is_some() {
+            return;
+        }
         self.give_back();
+        if !self.returns && !self.settled_first {
+            self.lose_buffer();
+        }
         self.closing = Some(self.consumer.control().close(self.deadline));
     }
 

@@ -2,6 +2,7 @@
 
 use super::Member;
 use crate::group::Group;
+use crate::topic::Topic;
 use mq_api::{Event, Gap, GapCause};
 use mq_core::Gate;
 use std::sync::Arc;
@@ -18,18 +19,7 @@ impl Member {
             Some(group) => {
                 group.leave(self.id);
             }
-            None => {
-                let mut unplugged = self.unplugged.lock();
-                for (number, part) in topic.parts.iter().enumerate() {
-                    part.lock().broadcast.retain(|queue| {
-                        let mine = queue.lane.source.epoch == u64::from(self.id);
-                        if mine {
-                            unplugged.push((number, queue.clone()));
-                        }
-                        !mine
-                    });
-                }
-            }
+            None => self.unlisten(&topic),
         }
         self.refresh();
         self.wake();
@@ -39,18 +29,31 @@ impl Member {
     pub(crate) fn come_back(&self) {
         *self.away.lock() = None;
         let (topic, group) = self.seat();
+        let broadcast = group.is_none();
         self.join_again(group);
-        let unplugged: Vec<_> = self.unplugged.lock().drain(..).collect();
         // One that closed meanwhile has gone.
-        for (number, queue) in unplugged.into_iter().filter(|_| !self.is_stopping()) {
-            topic.parts[number].lock().broadcast.push(queue);
-            let partition = Some(number as u32);
-            let gap = Gap { partition, ..Gap::new(topic.name.clone(), GapCause::Disconnected) };
-            self.events.push(Event::Gap(gap));
+        if broadcast && !self.is_stopping() {
+            self.hear_again(&topic);
         }
         self.flow.open(Gate::Away);
         self.refresh();
         self.wake();
+    }
+
+    /// Hears its topic again, or the one that was made in its place; what was sent meanwhile was not for it.
+    fn hear_again(&self, topic: &Topic) {
+        match self.core.find_topic(&topic.name) {
+            Some(now) if std::ptr::eq(&*now, topic) => {
+                let heard = self.heard.lock().upgrade();
+                if let Some(buffer) = heard {
+                    self.hear(topic, &buffer);
+                }
+                self.events.push(Event::Gap(Gap::new(topic.name.clone(), GapCause::Disconnected)));
+            }
+            // It will tell of the deletion when it looks.
+            Some(other) => self.listen_again(&other),
+            None => {}
+        }
     }
 
     /// Nothing of it is heard, and it hears nothing; when its lease runs out meanwhile, it has lost what it held.

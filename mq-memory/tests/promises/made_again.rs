@@ -61,7 +61,9 @@ async fn health_is_well_again_when_the_group_is_there_again() -> Result<()> {
     let sub = Subscription::group("t", "g").provisioning(Provisioning::None);
     let mut c = broker.subscribe(sub).await?;
     broker.admin().delete_group(&t, &g).await?;
-    assert!(c.recv().await.is_err());
+    // After the first success it is a state of health.
+    assert!(timeout(SECOND, c.recv()).await.is_err());
+    assert_eq!(c.control().health().current().state, HealthState::Degraded);
     broker.admin().create_group(&t, &g, Start::Oldest).await?;
     p.send(Message::new("x")).await?;
     recv(&mut c).await.expect("comes").ack().await;

@@ -8,4 +8,5 @@ mod closes;
 mod letters;
 mod made_again;
 mod scene;
+mod subscribed;
 mod trials;
