@@ -107,7 +107,7 @@ fn backlog(cluster: &Cluster, topic: &Topic, group: &Group) -> Result<Backlog> {
 /// Names of a group's members. Blocks.
 pub(crate) fn members(cluster: &Cluster, id: &str) -> Result<Vec<String>> {
     let looker = cluster.looker()?;
-    let found = looker.fetch_group_list(Some(id), REQUEST);
+    let found = cluster.answered(&looker, looker.fetch_group_list(Some(id), REQUEST));
     let found = match found {
         Ok(found) => found,
         Err(error) if error.rdkafka_error_code() == Some(Code::GroupIdNotFound) => return Ok(Vec::new()),
@@ -120,7 +120,8 @@ pub(crate) fn members(cluster: &Cluster, id: &str) -> Result<Vec<String>> {
 /// The groups that have begun in a topic, by their names here. Blocks.
 fn groups_of(cluster: &Cluster, topic: &Topic) -> Result<Vec<Group>> {
     let looker = cluster.looker()?;
-    let all = looker.fetch_group_list(None, REQUEST).map_err(|e| fault::error("listing groups", e))?;
+    let all = cluster.answered(&looker, looker.fetch_group_list(None, REQUEST));
+    let all = all.map_err(|e| fault::error("listing groups", e))?;
     let prefix = format!("{topic}..");
     let mut out = Vec::new();
     for found in all.groups() {

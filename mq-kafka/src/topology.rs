@@ -10,7 +10,7 @@ use mq_core::{Env, Lane};
 use parking_lot::{Mutex, RwLock};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -232,8 +232,14 @@ impl Cluster {
             }
             let step = Duration::from_millis(250).min(until.saturating_duration_since(Instant::now()));
             let looker = self.looker()?;
-            match looker.client().fetch_metadata(Some(PROBE), step.max(Duration::from_millis(50))) {
-                Ok(_) => {
+            let found = looker.client().fetch_metadata(Some(PROBE), step.max(Duration::from_millis(50)));
+            // A broker that just started may name none at all, and then the client knows of none any more.
+            let found = found.and_then(|found| match found.brokers().is_empty() {
+                true => Err(KafkaError::MetadataFetch(Code::AllBrokersDown)),
+                false => Ok(()),
+            });
+            match found {
+                Ok(()) => {
                     self.ctx.is_up();
                     return Ok(looker.client().fetch_cluster_id(Duration::from_millis(500)));
                 }
@@ -285,6 +291,20 @@ impl Cluster {
         Ok(())
     }
 
+    /// Passes an answer of the cluster on. Where none came the brokers are named to the client again, now and then: it may have
+    /// forgotten all of them.
+    pub(crate) fn answered<T, E>(
+        &self,
+        looker: &BaseConsumer<Ctx>,
+        answer: std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        match &answer {
+            Ok(_) => self.ctx.is_up(),
+            Err(_) => self.ctx.remind(looker.client(), &self.settings.brokers),
+        }
+        answer
+    }
+
     /// How many partitions a topic has; `None` if there is none. Blocks.
     pub(crate) fn partitions(&self, topic: &str) -> Result<Option<u32>> {
         Ok(self.describe(topic)?.map(|(n, _, _)| n))
@@ -293,8 +313,9 @@ impl Cluster {
     /// Partitions, whether all have a leader, and the smallest number of copies. Blocks.
     fn describe(&self, topic: &str) -> Result<Option<(u32, bool, usize)>> {
         let doing = || format!("looking up topic '{topic}'");
-        let found =
-            self.looker()?.client().fetch_metadata(Some(topic), REQUEST).map_err(|e| fault::error(doing(), e))?;
+        let looker = self.looker()?;
+        let found = self.answered(&looker, looker.client().fetch_metadata(Some(topic), REQUEST));
+        let found = found.map_err(|e| fault::error(doing(), e))?;
         let Some(found) = found.topics().iter().find(|t| t.name() == topic) else { return Ok(None) };
         match found.error().map(Code::from) {
             None => {}
