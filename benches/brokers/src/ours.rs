@@ -110,9 +110,10 @@ pub(crate) async fn through(job: &Job, topics: usize, backlog: usize) -> Result<
     if topics > 1 {
         // What stays of hundreds of topics would slow the server down for the runs that follow.
         let group = Group::new(GROUP);
+        let admin = broker.admin();
         let gone = (0..topics).map(|number| Topic::new(format!("{}-{number}", job.topic))).map(async |topic| {
             let letters = Topic::dead_letters(topic.clone(), group.clone());
-            drop(tokio::join!(broker.admin().delete_topic(&letters), broker.admin().delete_topic(&topic)));
+            drop(tokio::join!(admin.delete_topic(&letters), admin.delete_topic(&topic)));
         });
         futures_util::future::join_all(gone).await;
     }
