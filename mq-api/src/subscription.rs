@@ -123,7 +123,8 @@ pub enum Guarantee {
     /// Redelivered until settled.
     #[default]
     AtLeastOnce,
-    /// Settled before it is handed over; never redelivered.
+    /// Settled before it is handed over; never redelivered. A crash loses what was fetched by then, `max_in_flight` messages at
+    /// most; a close loses nothing as long as somebody takes what is still handed out.
     AtMostOnce,
 }
 

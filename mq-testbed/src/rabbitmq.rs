@@ -21,6 +21,8 @@ pub struct RabbitOptions {
     pub users: Vec<RabbitUser>,
     /// Its place among several.
     pub member: Option<RabbitMember>,
+    /// Where it listens with TLS too.
+    pub tls_port: Option<u16>,
 }
 
 /// One of several nodes.
@@ -76,6 +78,7 @@ impl RabbitOptions {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, port: u16, certificates: &crate::Certificates, server: &crate::Pair) -> Self {
+        self.tls_port = Some(port);
         self.lines.extend([
             format!("listeners.ssl.1 = 127.0.0.1:{port}"),
             format!("ssl_options.cacertfile = {}", certificates.authority.display()),
@@ -270,6 +273,12 @@ impl Recipe for RabbitMq {
             Some(terms) => programs::write(&self.path.join("advanced.config"), terms),
             None => Ok(()),
         }
+    }
+
+    fn ready(&self) -> bool {
+        // It listens on one port after the other.
+        let listens = |port: u16| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+        crate::answers(Kind::RabbitMq, self.port) && self.options.tls_port.is_none_or(listens)
     }
 
     fn companions(&self) -> Vec<Launch> {
