@@ -190,10 +190,11 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// Sockets of closed connections; a moment is granted, since a proxy sees the end of a socket after both sides do.
+    /// Sockets of closed connections; ten seconds are granted, since a proxy sees the end of a socket after both sides do, and on
+    /// a busy machine long after.
     async fn left_open(&self) -> Leftovers {
         let mut left = Leftovers::default();
-        for _ in 0..200 {
+        for _ in 0..1_000 {
             self.tidy();
             if !self.laid.lock().values().any(Laid::is_closed) {
                 return left;

@@ -30,7 +30,8 @@ impl Holder {
             .env_remove("MQ_TEST_POSTGRES_URL")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            // Which server is missing, and why, is for whoever reads the failure.
+            .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
         let mut told = String::new();

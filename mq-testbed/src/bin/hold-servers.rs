@@ -2,13 +2,16 @@
 
 use std::io::Read;
 
-use mq_testbed::{Fleet, Folder, Problem, Want};
+use mq_testbed::{Fleet, Folder, Origin, Problem, Want};
 
 fn main() -> Result<(), Problem> {
     let wants: Vec<Want> = std::env::args().skip(1).filter_map(|name| Want::named(&name)).collect();
     let fleet = Fleet::start(&wants, Folder::for_run()?);
     for entry in fleet.entries() {
-        eprintln!("{}: {}", entry.want.name(), entry.url.as_deref().unwrap_or("missing"));
+        match &entry.origin {
+            Origin::Missing(problem) => eprintln!("{} is missing: {problem}", entry.want.name()),
+            _ => eprintln!("{}: {}", entry.want.name(), entry.url.as_deref().unwrap_or_default()),
+        }
     }
     println!("{} up", fleet.entries().iter().filter(|entry| entry.url.is_some()).count());
     let mut word = [0];
