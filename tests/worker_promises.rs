@@ -252,132 +252,6 @@ async fn a_drain_does_not_wait_for_what_a_busy_layer_left_fetched() {
     }
 }
 
-// 4.2: nothing begins between a transient failure and the end of its pause.
-#[tokio::test(start_paused = true)]
-async fn nothing_begins_after_a_transient_failure() {
-    for faults in [false, true] {
-        for concurrency in [1usize, 4] {
-            let begun = Arc::new(Mutex::new(Vec::new()));
-            let log = begun.clone();
-            let url = if faults { "memory://?faults=full:0" } else { "memory://" };
-            let test = anymq::testing::Start::default()
-                .url(url)
-                .worker(async |broker| {
-                    let p = broker.producer(ProducerSpec::new("t").group("g")).await?;
-                    for n in 0..200u64 {
-                        p.send(Message::json(&n)?).await?;
-                    }
-                    let down = Arc::new(AtomicU64::new(0));
-                    let sub = Subscription::group("t", "g").concurrency(concurrency);
-                    Ok(Worker::new(broker).route(sub, move |Json(n): Json<u64>| {
-                        log.lock().unwrap().push((Instant::now(), n));
-                        let fails = n == 100 && down.fetch_add(1, O::SeqCst) == 0;
-                        async move { if fails { Err(Failure::transient("down")) } else { Ok(()) } }
-                    }))
-                })
-                .await;
-            test.all_done().await;
-            let begun = begun.lock().unwrap().clone();
-            let at = begun.iter().position(|(_, n)| *n == 100).unwrap();
-            let early: Vec<_> =
-                begun[at + 1..].iter().filter(|(t, _)| *t < begun[at].0 + SECOND * 9 / 10).map(|(_, n)| *n).collect();
-            assert!(early.is_empty(), "began while it pauses: {early:?}; faults {faults}, concurrency {concurrency}");
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn nothing_begins_after_a_transient_failure_of_a_batch() {
-    for faults in [false, true] {
-        for concurrency in [1usize, 4] {
-            let begun = Arc::new(Mutex::new(Vec::new()));
-            let log = begun.clone();
-            let url = if faults { "memory://?faults=full:0" } else { "memory://" };
-            let test = anymq::testing::Start::default()
-                .url(url)
-                .worker(async |broker| {
-                    let p = broker.producer(ProducerSpec::new("t").group("g")).await?;
-                    for n in 0..200u64 {
-                        p.send(Message::json(&n)?).await?;
-                    }
-                    let down = Arc::new(AtomicU64::new(0));
-                    let sub = Subscription::group("t", "g").concurrency(concurrency);
-                    Ok(Worker::new(broker).batch(sub, 10, move |batch: Batch<Json<u64>>| {
-                        let results: Vec<Result<(), Failure>> = batch
-                            .iter()
-                            .map(|Json(n)| {
-                                log.lock().unwrap().push((Instant::now(), *n));
-                                if *n == 100 && down.fetch_add(1, O::SeqCst) == 0 {
-                                    Err(Failure::transient("down"))
-                                } else {
-                                    Ok(())
-                                }
-                            })
-                            .collect();
-                        async move { results }
-                    }))
-                })
-                .await;
-            test.all_done().await;
-            let begun = begun.lock().unwrap().clone();
-            let at = begun.iter().position(|(_, n)| *n == 100).unwrap();
-            let early: Vec<_> = begun[at + 1..]
-                .iter()
-                .filter(|(t, n)| *t < begun[at].0 + SECOND * 9 / 10 && *n >= 110)
-                .map(|(_, n)| *n)
-                .collect();
-            assert!(early.is_empty(), "began while it pauses: {early:?}; faults {faults}, concurrency {concurrency}");
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn per_key_order_through_a_transient_failure() {
-    for faults in [false, true] {
-        for concurrency in [1usize, 8] {
-            let begun = Arc::new(Mutex::new(Vec::new()));
-            let log = begun.clone();
-            let url = if faults { "memory://?faults=full:0&partitions=2" } else { "memory://?partitions=2" };
-            let test = anymq::testing::Start::default()
-                .url(url)
-                .worker(async |broker| {
-                    let p = broker.producer(ProducerSpec::new("t").group("g")).await?;
-                    for n in 0..300u64 {
-                        p.send(Message::json(&n)?.key(format!("k{}", n % 5))).await?;
-                    }
-                    let down = Arc::new(AtomicU64::new(0));
-                    let sub = Subscription::group("t", "g").ordering(Ordering::PerKey).concurrency(concurrency);
-                    Ok(Worker::new(broker).route(sub, move |Json(n): Json<u64>| {
-                        let log = log.clone();
-                        let fails = n % 50 == 7 && down.fetch_add(1, O::SeqCst) < 5;
-                        async move {
-                            if n % 3 == 0 {
-                                tokio::task::yield_now().await
-                            }
-                            if fails {
-                                Err(Failure::transient("down"))
-                            } else {
-                                log.lock().unwrap().push(n);
-                                Ok(())
-                            }
-                        }
-                    }))
-                })
-                .await;
-            test.all_done().await;
-            let begun = begun.lock().unwrap().clone();
-            for k in 0..5 {
-                let of: Vec<u64> = begun.iter().copied().filter(|n| n % 5 == k).collect();
-                let mut sorted = of.clone();
-                sorted.sort();
-                sorted.dedup();
-                assert_eq!(of, sorted, "faults {faults} concurrency {concurrency}");
-                assert_eq!(of.len(), 60);
-            }
-        }
-    }
-}
-
 // Values at their limits are refused or work.
 #[tokio::test(start_paused = true)]
 async fn a_worker_with_values_at_their_limits() {
@@ -467,35 +341,62 @@ async fn nothing_begins_after_a_transient_failure_of_a_handler_that_waits() {
     }
 }
 
+/// Counts what begins, and stops the worker at number 250.
+#[derive(Clone, Default)]
+struct Stops(Arc<AtomicU64>, Arc<Mutex<Option<WorkerHandle>>>);
+
+impl Stops {
+    fn begin(&self, n: u64) {
+        self.0.fetch_add(1, O::SeqCst);
+        if n == 250 {
+            self.1.lock().unwrap().as_ref().unwrap().shutdown();
+        }
+    }
+
+    /// Runs a worker whose handlers count with this: what it took is begun, and nothing else is waited for.
+    async fn hold<R: anymq::worker::Routes>(self, broker: Arc<dyn Broker>, worker: Worker<(), R>) {
+        let p = broker.producer(ProducerSpec::new("t").group("g")).await.unwrap();
+        for n in 0..1000u64 {
+            p.send(Message::json(&n).unwrap()).await.unwrap();
+        }
+        *self.1.lock().unwrap() = Some(worker.handle());
+        let clock = Instant::now();
+        let report = worker.run().await.unwrap();
+        let took = clock.elapsed();
+        let left = broker.admin().backlog(&"t".into(), &"g".into()).await.unwrap();
+        let begun = self.0.load(O::SeqCst);
+        assert!(
+            took < 5 * SECOND,
+            "no handler was at work, and the drain took {took:?}: {begun} begun, {left:?}, {report:?}"
+        );
+        assert_eq!(left.ready, anymq::Count::Exact(1000 - begun), "{left:?}, {begun} begun, {report:?}");
+    }
+}
+
+fn at_most_once() -> Subscription {
+    Subscription::group("t", "g").guarantee(Guarantee::AtMostOnce).concurrency(7)
+}
+
 // 3.1, 6.4: at most once, no layer: what was fetched when the worker is told to stop is begun, or at least not waited for.
 #[tokio::test(start_paused = true)]
 async fn a_drain_loses_nothing_that_was_fetched_at_most_once_and_waits_for_nothing() {
-    let broker = anymq::connect("memory://b5-amo").await.unwrap();
-    let p = broker.producer(ProducerSpec::new("t").group("g")).await.unwrap();
-    for n in 0..1000u64 {
-        p.send(Message::json(&n).unwrap()).await.unwrap();
-    }
-    let (begun, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(None::<WorkerHandle>)));
-    let (count, handle) = (begun.clone(), stop.clone());
-    let sub = Subscription::group("t", "g").guarantee(Guarantee::AtMostOnce).concurrency(7);
-    let worker = Worker::new(broker.clone()).route(sub, move |Json(n): Json<u64>| {
-        let (count, handle) = (count.clone(), handle.clone());
-        async move {
-            tick(&count).await;
-            if n == 250 {
-                handle.lock().unwrap().as_ref().unwrap().shutdown();
-            }
-        }
+    let (broker, stops) = (anymq::connect("memory://b5-amo").await.unwrap(), Stops::default());
+    let counted = stops.clone();
+    let worker = Worker::new(broker.clone()).route(at_most_once(), move |Json(n): Json<u64>| {
+        let counted = counted.clone();
+        async move { counted.begin(n) }
     });
-    *stop.lock().unwrap() = Some(worker.handle());
-    let clock = Instant::now();
-    let report = worker.run().await.unwrap();
-    let took = clock.elapsed();
-    let left = broker.admin().backlog(&"t".into(), &"g".into()).await.unwrap();
-    let begun = begun.load(O::SeqCst);
-    assert!(
-        took < 5 * SECOND,
-        "no handler was at work, and the drain took {took:?}: {begun} begun, {left:?}, {report:?}"
-    );
-    assert_eq!(left.ready, anymq::Count::Exact(1000 - begun), "{left:?}, {begun} begun, {report:?}");
+    stops.hold(broker, worker).await;
+}
+
+// The same of a batch route.
+#[tokio::test(start_paused = true)]
+async fn a_drain_loses_nothing_that_a_batch_route_fetched_at_most_once() {
+    let (broker, stops) = (anymq::connect("memory://b5-amo-batch").await.unwrap(), Stops::default());
+    let counted = stops.clone();
+    let worker = Worker::new(broker.clone()).batch(at_most_once(), 10, move |batch: Batch<Json<u64>>| {
+        batch.iter().for_each(|Json(n)| counted.begin(*n));
+        async {}
+    });
+    stops.hold(broker, worker).await;
 }

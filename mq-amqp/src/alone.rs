@@ -8,7 +8,7 @@
 //! another before that does, and die of its own. And when the broker or the network was away, every consumer lost what it held
 //! and lives on. In both cases the copy is written anew without its trial, before anybody holds it for long.
 
-use crate::connect::{Connections, Role, within};
+use crate::connect::{ANSWER, Connections, Role, within};
 use crate::copies::{Copy, To};
 use crate::decode::{Arrived, decode};
 use crate::delay::millis;
@@ -28,7 +28,6 @@ use tokio::time::Instant;
 
 /// The second half of a token of that queue.
 pub(crate) const ALONE: u64 = 1;
-const ANSWER: Duration = Duration::from_secs(8);
 /// The queue is looked at this often: a suspect whose consumer died waits at most so long for the next try.
 const LOOK: Duration = Duration::from_secs(2);
 /// Others' suspects taken on the way to our own, at most.

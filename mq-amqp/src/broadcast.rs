@@ -1,7 +1,7 @@
 //! Broadcast: an exclusive queue of this session's own, gone with it. At most once: acknowledged when buffered, which only
 //! bounds what is on its way.
 
-use crate::connect::{Role, answer, within};
+use crate::connect::{ANSWER, Role, answer, within};
 use crate::decode::decode;
 use crate::driver::Amqp;
 use crate::fault::fault;
@@ -16,7 +16,6 @@ use mq_core::{End, Incoming, Lane, Run, Session, Token};
 use std::sync::Arc;
 use std::time::Duration;
 
-const ANSWER: Duration = Duration::from_secs(8);
 /// On the way at a time, whatever the application takes: enough to hide the round trip.
 const PREFETCH: u16 = 512;
 

@@ -53,7 +53,9 @@ pub async fn connect_with_hooks(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<
 /// Waits for a broker that is down; what no waiting can mend fails at once. Says which server it is.
 async fn first_connection(connections: &Connections, env: &Env) -> Result<Option<String>> {
     let give_up = env.now() + connections.url().connect_timeout;
-    let mut pause = Duration::from_millis(100);
+    // Fetching again at most 2 s after it is back.
+    let policy = ConnectPolicy::default();
+    let mut pauses = policy.pauses();
     loop {
         // Also a host that accepts and says nothing is waited for no longer than that.
         let left = give_up.saturating_duration_since(env.now());
@@ -64,13 +66,12 @@ async fn first_connection(connections: &Connections, env: &Env) -> Result<Option
             error.kind(),
             ErrorKind::Auth | ErrorKind::Permission | ErrorKind::Tls | ErrorKind::Config | ErrorKind::Unsupported
         );
+        let pause = pauses.next().unwrap_or(policy.max_pause);
         if final_one || env.now() + pause > give_up {
             return Err(error);
         }
         tracing::info!(%error, "the broker is not there yet");
-        tokio::time::sleep(pause + pause.mul_f64(0.25 * env.random_share())).await;
-        // Fetching again at most 2 s after it is back.
-        pause = (pause * 2).min(Duration::from_secs(2));
+        tokio::time::sleep(env.jittered(pause)).await;
     }
 }
 
@@ -114,7 +115,7 @@ impl Broker for AmqpBroker {
         let name = self.roster.admit(&subscription)?;
         let (driver, env) = (self.driver.clone(), self.env.clone());
         let consumer = EngineConsumer::start(driver, subscription, env, self.hooks.clone(), self.policy).await?;
-        self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
+        self.roster.consumer(consumer.control(), name).await?;
         Ok(Box::new(consumer))
     }
 

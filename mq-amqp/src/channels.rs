@@ -5,12 +5,12 @@
 //! the old one, and keeps its number taken. Each question for something that is not there ends a channel so; a client of some
 //! hundred topics, or one that runs for long, gets there.
 
+use crate::connect::ANSWER;
 use crate::fault::{fault, no_answer};
 use lapin::protocol::AMQPErrorKind;
 use lapin::{Channel, Connection, ErrorKind};
 use mq_api::{Error, ErrorKind as Kind, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Whether a connection has numbers that no channel can have any more.
 #[derive(Debug, Default)]
@@ -35,10 +35,10 @@ const OPENING: &str = "open a channel";
 
 /// A channel of a number that can be used. When none is left the connection is closed, so that the next attempt has another,
 /// with all of its numbers.
-pub(crate) async fn open(connection: &Connection, spent: &Spent, limit: Duration) -> Result<Channel> {
-    match tokio::time::timeout(limit, usable(connection, spent)).await {
+pub(crate) async fn open(connection: &Connection, spent: &Spent) -> Result<Channel> {
+    match tokio::time::timeout(ANSWER, usable(connection, spent)).await {
         Ok(opened) => opened,
-        Err(_) => Err(no_answer(OPENING, limit)),
+        Err(_) => Err(no_answer(OPENING, ANSWER)),
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Longest wait for one host. A frozen one accepts and says nothing.
 const HOST: Duration = Duration::from_secs(5);
 /// Longest wait for an answer of a live connection, below the engine's limit of an attempt.
-const ANSWER: Duration = Duration::from_secs(8);
+pub(crate) const ANSWER: Duration = Duration::from_secs(8);
 
 /// Longest wait for what the server says of itself: once per client, while it connects.
 const GREETING: Duration = Duration::from_secs(2);
@@ -111,12 +111,12 @@ impl Connections {
     /// A new channel on the connection of that role.
     pub(crate) async fn channel(&self, role: Role) -> Result<Channel> {
         let connection = self.get(role).await?;
-        self.channel_on(&connection, role, ANSWER).await
+        self.channel_on(&connection, role).await
     }
 
     /// A new channel on a connection of that role.
-    pub(crate) async fn channel_on(&self, connection: &Connection, role: Role, limit: Duration) -> Result<Channel> {
-        crate::channels::open(connection, self.spent(role), limit).await
+    pub(crate) async fn channel_on(&self, connection: &Connection, role: Role) -> Result<Channel> {
+        crate::channels::open(connection, self.spent(role)).await
     }
 
     fn spent(&self, role: Role) -> &Spent {

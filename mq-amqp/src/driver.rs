@@ -18,14 +18,14 @@ pub(crate) struct Amqp {
     capabilities: Arc<Capabilities>,
     /// Groups that this program made or used: AMQP does not list bindings.
     groups: Mutex<BTreeMap<String, BTreeSet<Group>>>,
-    /// How often the stream of a reader was made again, by its member.
+    /// How often the stream of a reader was made again, by its number.
     streams: Mutex<BTreeMap<u64, u32>>,
     pub(crate) cancels: Cancels,
     /// When this program began to use the broker.
     pub(crate) born: SystemTime,
 }
 
-/// Members whose consumer the broker cancelled, while connection and channel stayed: their queue was deleted. Where another
+/// Consumers that the broker cancelled, while connection and channel stayed: their queue was deleted. Where another
 /// program, or a producer of this one, makes it again first, the member finds it there as if nothing had been lost.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cancels(Arc<Mutex<BTreeSet<u64>>>);

@@ -12,7 +12,11 @@ pub(crate) fn fault(doing: impl std::fmt::Display, error: lapin::Error) -> Error
         Client::ProtocolError(said) => said.get_message().as_str().to_owned(),
         _ => error.to_string(),
     };
-    Error::new(kind, format!("{doing}: {words}{}", hint(kind, &words))).with_source(error)
+    let hint = match error.kind() {
+        Client::ChannelsLimitReached => "",
+        _ => hint(kind, &words),
+    };
+    Error::new(kind, format!("{doing}: {words}{hint}")).with_source(error)
 }
 
 /// What usually mends it.
@@ -29,7 +33,7 @@ fn hint(kind: ErrorKind, words: &str) -> &'static str {
         ErrorKind::Topology => "; it was made with other arguments: use those, or delete it, or Provisioning::None",
         ErrorKind::Tls => "; check the host name, and the parameters ca, cert and key of the URL",
         ErrorKind::NotFound => "; make it first, or use Provisioning::Create",
-        ErrorKind::Unavailable if !words.contains("channel") => "; is it running, and host and port right?",
+        ErrorKind::Unavailable => "; is it running, and host and port right?",
         _ => "",
     }
 }

@@ -1,7 +1,7 @@
 //! The dead letters of one group: looked at by taking and giving back, sent back to their group or dropped one by one. What is
 //! kept is held until the end of the pass, which is bounded by what was there when it began, and then goes back in order.
 
-use crate::connect::{Connections, Role, within};
+use crate::connect::{ANSWER, Connections, Role, within};
 use crate::decode::decode;
 use crate::driver::Amqp;
 use crate::send::{ConfirmChannel, Writer};
@@ -14,8 +14,6 @@ use mq_core::redrive::SentBack;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
-
-const ANSWER: Duration = Duration::from_secs(8);
 
 /// See the module.
 pub(crate) struct Letters {

@@ -2,7 +2,7 @@
 //! was settled.
 
 use crate::alone::Alone;
-use crate::connect::{Role, within};
+use crate::connect::{ANSWER, Role, within};
 use crate::copies::{self, Copy, To};
 use crate::decode::{Arrived, decode};
 use crate::delay::{Ladder, millis, step};
@@ -25,8 +25,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Longest wait for an answer while a session is set up.
-const ANSWER: Duration = Duration::from_secs(8);
 /// An acknowledgement has arrived after this time, if it arrives at all.
 const SETTLED_BY: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,7 @@
 //! Publishing: mandatory and confirmed always, pipelined, one owner per channel, so that the client's tags follow the order of
 //! the calls.
 
-use crate::connect::{Connections, Role, within};
+use crate::connect::{ANSWER, Connections, Role, within};
 use crate::decode::private_number;
 use crate::fault::fault;
 use crate::returns::{Fate, Returns};
@@ -33,10 +33,9 @@ pub(crate) struct ConfirmChannel {
 
 impl ConfirmChannel {
     pub(crate) async fn open(connections: &Connections) -> Result<Self> {
-        let limit = Duration::from_secs(8);
         let connection = connections.get(Role::Publish).await?;
-        let channel = connections.channel_on(&connection, Role::Publish, limit).await?;
-        within(limit, "select confirms", channel.confirm_select(ConfirmSelectOptions::default())).await?;
+        let channel = connections.channel_on(&connection, Role::Publish).await?;
+        within(ANSWER, "select confirms", channel.confirm_select(ConfirmSelectOptions::default())).await?;
         Ok(Self { channel, connection })
     }
 

@@ -2,7 +2,7 @@
 //! readers over AMQP, so a reader that attaches again goes on behind what its process took, and one that starts again starts
 //! where it is told. Nothing is lost to a slow reader: the broker waits for it.
 
-use crate::connect::{Role, within};
+use crate::connect::{ANSWER, Role, within};
 use crate::decode::decode;
 use crate::driver::Amqp;
 use crate::fetch::Fetch;
@@ -18,7 +18,6 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-const ANSWER: Duration = Duration::from_secs(8);
 /// On the way at a time. A stream refuses a reader without a bound; enough to hide the round trip.
 const PREFETCH: u16 = 512;
 

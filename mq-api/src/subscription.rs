@@ -158,9 +158,6 @@ pub enum Retention {
     },
 }
 
-/// Each handler at work has a place that is made at the start; more than a million of them is a slip.
-const MOST_HANDLERS: usize = 1_000_000;
-
 impl Retention {
     /// A log of the last `max` messages.
     pub const fn log(max: u64) -> Self {
@@ -178,6 +175,9 @@ impl Retention {
         Self::Handled { max }
     }
 }
+
+/// Each handler at work has a place that is made at the start; more than a million of them is a slip.
+const MOST_HANDLERS: usize = 1_000_000;
 
 impl Subscription {
     /// As a member of a group.
@@ -220,6 +220,11 @@ impl Subscription {
             member: None,
             native: BTreeMap::new(),
         }
+    }
+
+    /// Whether deliveries are settled before they are handed over: at most once, of a group. A broadcast has nothing to settle.
+    pub fn settles_first(&self) -> bool {
+        self.guarantee == Guarantee::AtMostOnce && self.mode != Mode::Broadcast
     }
 
     /// The group's name, unless broadcast.

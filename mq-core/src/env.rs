@@ -122,6 +122,11 @@ impl Env {
         self.0.rng.lock().u64(..)
     }
 
+    /// This pause or up to a quarter more, so that a fleet does not come back in step.
+    pub fn jittered(&self, pause: Duration) -> Duration {
+        pause + pause.mul_f64(0.25 * self.random_share())
+    }
+
     /// A random number in 0..1.
     pub fn random_share(&self) -> f64 {
         self.0.rng.lock().f64()

@@ -53,7 +53,7 @@ impl Seat {
 }
 
 /// A name that is kept for a member while it is made.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reserved {
     seat: Option<Seat>,
     coming: Arc<Mutex<Vec<Seat>>>,
@@ -123,11 +123,11 @@ impl Roster {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub async fn consumer(&self, control: ConsumerControl, seat: Option<Seat>) -> Result<()> {
+    pub async fn consumer(&self, control: ConsumerControl, name: Reserved) -> Result<()> {
         let closed = {
             let mut made = self.made.lock();
             made.drop_closed();
-            made.consumers.push((control.clone(), seat));
+            made.consumers.push((control.clone(), name.seat.clone()));
             made.closed
         };
         if closed {
@@ -190,7 +190,7 @@ impl Roster {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use super::Roster;
+    use super::{Reserved, Roster};
     use futures_core::future::BoxFuture;
     use mq_api::{
         CloseReport, ConsumerControl, Control, ErrorKind, EventLog, Events, HealthSetter, HealthState, HealthWatch,
@@ -239,7 +239,7 @@ mod tests {
             let roster = Roster::default();
             let fakes: Vec<_> = (0..2).map(|_| Arc::new(Fake { closes: AtomicUsize::new(0), turns: 3 })).collect();
             for fake in &fakes {
-                roster.consumer(ConsumerControl::new(fake.clone()), None).await.unwrap();
+                roster.consumer(ConsumerControl::new(fake.clone()), Reserved::default()).await.unwrap();
             }
             let rest = || async {
                 tokio::task::yield_now().await;
@@ -269,7 +269,7 @@ mod tests {
         let roster = Roster::default();
         roster.close(Duration::from_secs(1), async { 0 }).await;
         let late = Arc::new(Fake { closes: AtomicUsize::new(0), turns: 0 });
-        let refused = roster.consumer(ConsumerControl::new(late.clone()), None).await.unwrap_err();
+        let refused = roster.consumer(ConsumerControl::new(late.clone()), Reserved::default()).await.unwrap_err();
         assert_eq!((refused.kind(), late.closes.load(Ordering::Relaxed)), (ErrorKind::Closed, 1));
     }
 }

@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use bytes::Bytes;
 use mq_api::{
-    Durability, EventLog, Failure, Guarantee, HealthSetter, HealthState, MessageId, Mode, OnDeadLetter, Reason, Source,
+    Durability, EventLog, Failure, HealthSetter, HealthState, MessageId, Mode, OnDeadLetter, Reason, Source,
     Subscription,
 };
 use std::collections::{BTreeMap, HashSet};
@@ -74,7 +74,7 @@ impl Shared {
         hooks: Arc<dyn Hooks>,
     ) -> Arc<Self> {
         let flow = Arc::new(Flow::new(sub.max_in_flight, sub.max_in_flight_bytes));
-        let at_most_once = sub.guarantee == Guarantee::AtMostOnce && sub.mode != Mode::Broadcast;
+        let at_most_once = sub.settles_first();
         Arc::new(Self {
             policy: Policy::new(&sub, member),
             hands: Flow::new(sub.max_in_flight, sub.max_in_flight_bytes),

@@ -35,6 +35,17 @@ impl Default for ConnectPolicy {
     }
 }
 
+impl ConnectPolicy {
+    /// The pauses between attempts: doubled each time, from the first to the longest, without end. [`Env::jittered`] spreads them.
+    pub fn pauses(&self) -> impl Iterator<Item = Duration> + Send + use<> {
+        backon::ExponentialBuilder::default()
+            .with_min_delay(self.min_pause)
+            .with_max_delay(self.max_pause)
+            .without_max_times()
+            .build()
+    }
+}
+
 /// What a supervised thing does at each turn.
 pub(crate) trait Supervised: Send + Sync + 'static {
     /// One attempt to start a session.
@@ -79,14 +90,7 @@ pub(crate) async fn supervise<S: Supervised>(
     let mut first = Some(first);
     let mut generation = 0;
     let give_up = env.after(policy.first);
-    let pauses = || {
-        backon::ExponentialBuilder::default()
-            .with_min_delay(policy.min_pause)
-            .with_max_delay(policy.max_pause)
-            .without_max_times()
-            .build()
-    };
-    let mut pause = pauses();
+    let mut pauses = policy.pauses();
     loop {
         generation += 1;
         // A panic of a driver is the loss of its session, not the silent end of the consumer.
@@ -111,7 +115,7 @@ pub(crate) async fn supervise<S: Supervised>(
                 let began = env.now();
                 let end = AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| End::Lost(panicked()));
                 if env.now() - began > policy.max_pause {
-                    pause = pauses();
+                    pauses = policy.pauses();
                 }
                 match end {
                     End::Closed => break,
@@ -141,9 +145,7 @@ pub(crate) async fn supervise<S: Supervised>(
         };
         let state = if first.is_some() { HealthState::Connecting } else { HealthState::Reconnecting };
         it.lost(state, &error);
-        // Jitter upward, so that a fleet does not come back in step.
-        let next = pause.next().unwrap_or(policy.max_pause);
-        let next = next + next.mul_f64(0.25 * env.random_share());
+        let next = env.jittered(pauses.next().unwrap_or(policy.max_pause));
         tokio::select! { biased;
             () = stop.cancelled() => break,
             () = tokio::time::sleep(next) => {}

@@ -140,7 +140,7 @@ impl Broker for KafkaBroker {
         let hooks = self.hooks.clone();
         let consumer =
             EngineConsumer::start(self.driver.clone(), subscription, self.env.clone(), hooks, self.policy()).await?;
-        self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
+        self.roster.consumer(consumer.control(), name).await?;
         Ok(Box::new(consumer))
     }
 

@@ -238,9 +238,8 @@ impl Cluster {
                 true => Err(KafkaError::MetadataFetch(Code::AllBrokersDown)),
                 false => Ok(()),
             });
-            match found {
+            match self.answered(&looker, found) {
                 Ok(()) => {
-                    self.ctx.is_up();
                     return Ok(looker.client().fetch_cluster_id(Duration::from_millis(500)));
                 }
                 Err(error) if Instant::now() >= until => {
@@ -256,10 +255,7 @@ impl Cluster {
                     return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
                 }
                 // It fails at once while no broker is known.
-                Err(_) => {
-                    self.ctx.remind(looker.client(), &self.settings.brokers);
-                    std::thread::sleep(Duration::from_millis(20));
-                }
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::producer::MemoryProducer;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use mq_api::{
-    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Control, Error, ErrorKind, Feature, Guarantee,
+    Admin, Broker, Capabilities, CloseReport, Consumer, ConsumerControl, Control, Error, ErrorKind, Feature,
     HealthSetter, HealthState, HealthWatch, Mode, Ordering as KeyOrder, Producer, ProducerSpec, Result, Start,
     Subscription,
 };
@@ -205,11 +205,11 @@ impl Broker for Client {
             seat.refuse_if(self.live_members().iter().any(lives))?;
         }
         // What is settled before the hand-over has its bounds and its order from the engine.
-        let behind = self.core.config.faults.is_some() || subscription.guarantee == Guarantee::AtMostOnce;
-        if behind && subscription.group_name().is_some() {
+        let faulty = self.core.config.faults.is_some() && subscription.group_name().is_some();
+        if faulty || subscription.settles_first() {
             let (env, hooks) = (self.core.env.clone(), self.core.hooks.clone());
             let consumer = EngineConsumer::start(self.driver.clone(), subscription, env, hooks, CONNECT).await?;
-            self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
+            self.roster.consumer(consumer.control(), name).await?;
             return Ok(Box::new(consumer));
         }
         match subscription.mode.clone() {

@@ -16,7 +16,10 @@ use mq_core::Gate;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::time::Instant;
+
+type Pauses = Box<dyn Iterator<Item = Duration> + Send>;
 
 pub(crate) struct MemoryConsumer {
     member: Arc<Member>,
@@ -33,10 +36,8 @@ pub(crate) struct MemoryConsumer {
     short: bool,
     /// For [`poll_next`](Consumer::poll_next) beside its hot path; always empty between calls.
     one: Deliveries,
-    /// How often in a row its topic or group was not there.
-    absent: u32,
-    /// When it looks again.
-    again: Option<Instant>,
+    /// Its topic or group is not there, and not its to make: the pauses that are left, and when it looks again.
+    absent: Option<(Pauses, Instant)>,
     /// Behind the engine's seam the driver has it.
     presence: Option<Arc<Presence>>,
 }
@@ -60,8 +61,7 @@ impl MemoryConsumer {
             suspect: None,
             short,
             one,
-            absent: 0,
-            again: None,
+            absent: None,
             presence: None,
         }
     }
@@ -132,20 +132,21 @@ impl MemoryConsumer {
         let (old, _) = self.member.seat();
         let topic = core.topic(&sub.topic, sub.partitions, sub.retention, sub.provisioning)?;
         let same = Arc::ptr_eq(&old, &topic);
-        if topic.find_group(&self.group.name).is_none() && sub.provisioning != Provisioning::Create {
-            let text = format!(
-                "group '{}' of topic '{}' was deleted and provisioning is not Create",
-                self.group.name, topic.name
-            );
-            return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
-        }
         let per_key = self.group.per_key();
-        if let Some(found) = topic.find_group(&self.group.name) {
-            found.refuse_other_order(per_key, &topic.name)?;
+        match topic.find_group(&self.group.name) {
+            Some(found) => found.refuse_other_order(per_key, &topic.name)?,
+            None if sub.provisioning == Provisioning::Create => {}
+            None => {
+                let text = format!(
+                    "group '{}' of topic '{}' was deleted and provisioning is not Create",
+                    self.group.name, topic.name
+                );
+                return Err(mq_api::Error::new(mq_api::ErrorKind::Topology, text));
+            }
         }
         // Of a new topic nothing is known: it begins at its beginning.
         let left = if same { self.group.left() } else { Vec::new() };
-        let (_, _) = topic.make_group(&self.group.name, per_key, |number, part| {
+        topic.make_group(&self.group.name, per_key, |number, part| {
             let first = part.log.head();
             left.get(number).map_or((first, 0), |left| (left.resume(first), left.lost(first)))
         });
@@ -166,10 +167,10 @@ impl MemoryConsumer {
     fn wait_for_topology(&mut self, error: &mq_api::Error) {
         let member = &self.member;
         member.trouble(Trouble::Group, Some(error.to_string()));
-        let pause = (CONNECT.min_pause * 2u32.saturating_pow(self.absent)).min(CONNECT.max_pause);
-        self.absent = self.absent.saturating_add(1).min(16);
+        let mut pauses: Pauses = self.absent.take().map_or_else(|| Box::new(CONNECT.pauses()) as Pauses, |(p, _)| p);
+        let pause = pauses.next().unwrap_or(CONNECT.max_pause);
         let (me, again) = (member.handle(), member.core.env.now() + pause);
-        self.again = Some(again);
+        self.absent = Some((pauses, again));
         member.core.timer.at(again, move || {
             if let Some(me) = me.upgrade() {
                 me.wake();
@@ -355,14 +356,14 @@ impl MemoryConsumer {
         }
         self.member.wait(cx);
         if self.version != self.group.version() {
-            if self.again.is_some_and(|again| self.member.core.env.now() < again) {
+            if self.absent.as_ref().is_some_and(|(_, again)| self.member.core.env.now() < *again) {
                 return Poll::Pending;
             }
             if let Err(error) = self.refresh() {
                 self.wait_for_topology(&error);
                 return Poll::Pending;
             }
-            (self.absent, self.again) = (0, None);
+            self.absent = None;
         }
         if self.poll_suspect(cx).is_pending() || self.member.flow.poll_credit(cx).is_pending() {
             self.budget = 0;

@@ -77,13 +77,15 @@ impl Redis {
 mod backoff {
     use super::Hub;
     use mq_api::{ErrorKind, Result};
+    use mq_core::ConnectPolicy;
     use std::sync::Arc;
     use std::time::Duration;
 
     /// Waits for a server that is down; what no waiting mends fails at once.
     pub(super) async fn wait_for_server(hub: &Arc<Hub>) -> Result<()> {
         let until = tokio::time::Instant::now() + hub.options.connect_timeout;
-        let mut pause = Duration::from_millis(50);
+        let policy = ConnectPolicy { min_pause: Duration::from_millis(50), ..ConnectPolicy::default() };
+        let mut pauses = policy.pauses();
         loop {
             let error = match hub.link("").await {
                 Ok(_) => return Ok(()),
@@ -95,9 +97,8 @@ mod backoff {
             if hopeless || now >= until {
                 return Err(error);
             }
-            let share = 1.0 + 0.25 * hub.env.random_share();
-            tokio::time::sleep(pause.mul_f64(share).min(until - now)).await;
-            pause = (pause * 2).min(Duration::from_secs(2));
+            let pause = hub.env.jittered(pauses.next().unwrap_or(policy.max_pause));
+            tokio::time::sleep(pause.min(until - now)).await;
         }
     }
 }
@@ -130,7 +131,7 @@ impl Broker for Redis {
                 EngineConsumer::start(driver.clone(), subscription, env, hooks, self.policy).await?
             }
         };
-        self.roster.consumer(consumer.control(), name.seat().cloned()).await?;
+        self.roster.consumer(consumer.control(), name).await?;
         Ok(Box::new(consumer))
     }
 

@@ -238,6 +238,8 @@ pub(super) struct BatchRunner<Svc: BatchService> {
     buffer: Deliveries,
     max: usize,
     books: Books,
+    /// At most once: what the consumer has is settled, and is begun also while the route closes.
+    settled_first: bool,
     signal: Arc<Signal>,
     deadline: Duration,
     closing: Option<BoxFuture<'static, CloseReport>>,
@@ -261,6 +263,7 @@ impl<Svc: BatchService> BatchRunner<Svc> {
             buffer: Deliveries::new(),
             max: max.clamp(1, subscription.max_in_flight.max(1)),
             books: Books::default(),
+            settled_first: subscription.settles_first(),
             signal,
             deadline,
             closing: None,
@@ -277,6 +280,9 @@ impl<Svc: BatchService> BatchRunner<Svc> {
                 Stop::No => self.feed_safely(cx),
                 _ => self.begin_close(),
             }
+        }
+        if self.closing.is_some() && self.settled_first && self.signal.stopping() != Stop::Abandon {
+            self.feed_safely(cx);
         }
         self.books.flush();
         if self.slots.busy() == 0 {
@@ -345,7 +351,9 @@ impl<Svc: BatchService> BatchRunner<Svc> {
 
     #[cold]
     fn begin_close(&mut self) {
-        self.closing = Some(self.consumer.control().close(self.deadline));
+        if self.closing.is_none() {
+            self.closing = Some(self.consumer.control().close(self.deadline));
+        }
     }
 
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {

@@ -6,7 +6,7 @@ use super::request::Request;
 use super::route::MessageService;
 use super::slots::{Polled, Signal, Slots, Stop};
 use futures_core::future::BoxFuture;
-use mq_api::{CloseReport, Consumer, Deliveries, Error, ErrorKind, Guarantee, Mode, Subscription, Ticket};
+use mq_api::{CloseReport, Consumer, Deliveries, Error, ErrorKind, Guarantee, Subscription, Ticket};
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -72,8 +72,7 @@ impl<Svc: MessageService> Runner<Svc> {
         signal: Arc<Signal>,
         deadline: Duration,
     ) -> Self {
-        let grouped = matches!(subscription.mode, Mode::Group(_));
-        let returns = grouped && subscription.guarantee == Guarantee::AtLeastOnce;
+        let settled_first = subscription.settles_first();
         Self {
             service,
             ready: false,
@@ -84,8 +83,8 @@ impl<Svc: MessageService> Runner<Svc> {
             books: Books::default(),
             // At most once is settled at the fetch: what is fetched ahead would be lost with this process.
             appetite: Appetite { at_once: 0, ahead: subscription.guarantee == Guarantee::AtLeastOnce },
-            returns,
-            settled_first: grouped && !returns,
+            returns: subscription.group_name().is_some() && !settled_first,
+            settled_first,
             signal,
             deadline,
             closing: None,

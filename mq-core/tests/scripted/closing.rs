@@ -207,7 +207,7 @@ async fn a_roster_closes_within_its_deadline() {
     let roster = mq_core::Roster::default();
     let mut consumer = rig.reader(crate::rig::sub()).await;
     let _held = mq_api::ConsumerExt::recv(&mut consumer).await.unwrap().unwrap();
-    roster.consumer(mq_api::Consumer::control(&consumer), None).await.unwrap();
+    roster.consumer(mq_api::Consumer::control(&consumer), mq_core::Reserved::default()).await.unwrap();
     let producer = rig.producer("orders").await;
     rig.script.writes(|_| crate::script::Write::Silent);
     drop(mq_api::Producer::send(&*producer, mq_api::Message::new("x")));
