@@ -60,7 +60,7 @@ impl<'m> Doubt<'m> {
         Self { member, first, others }
     }
 
-    fn is_over(mut self) {
+    fn settle(mut self) {
         (self.first, self.others) = Default::default();
     }
 }
@@ -81,7 +81,7 @@ impl Drop for Doubt<'_> {
 pub(crate) async fn flush(member: &Member, plan: &mut Plan) -> Result<(), Error> {
     let doubt = Doubt::of(member, plan);
     let exceptions = carry_out(member, plan).await?;
-    doubt.is_over();
+    doubt.settle();
     member.session.settles.confirm(plan.upto, exceptions);
     plan.acks.clear();
     plan.urgent = false;
