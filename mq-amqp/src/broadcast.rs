@@ -49,7 +49,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let consume =
         channel.basic_consume(queue, short(&session.member)?, BasicConsumeOptions::default(), FieldTable::default());
     let consumer = within(ANSWER, "consume", consume).await?;
-    if session.generation > 1 {
+    if session.again {
         session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Disconnected)));
     }
     let lane = session.open_lane(None, session.generation);

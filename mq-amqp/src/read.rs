@@ -64,14 +64,14 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let alone = match tracked {
         true => {
             let now = millis(session.env.wall());
-            let outage = if session.generation > 1 { millis(amqp.born)..now } else { now..now };
+            let outage = if session.again { millis(amqp.born)..now } else { now..now };
             Some(Alone::open(&connections, &mut declarer, &queue, kind, sub.provisioning, outage).await?)
         }
         false => None,
     };
     declarer.done().await;
     amqp.remember(&place, &group);
-    if (found == Found::Made || cancelled) && session.generation > 1 {
+    if (found == Found::Made || cancelled) && session.again {
         session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Deleted)));
     }
     let channel = connections.channel(Role::Consume).await?;

@@ -41,7 +41,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
         }
     };
     declarer.done().await;
-    let again = session.generation > 1;
+    let again = session.again;
     let made_again = again && (found == Found::Made || cancelled);
     // Places begin at 0 again in a stream that was made again: so they are those of another partition.
     let partition = amqp.stream_made(session.consumer, made_again);

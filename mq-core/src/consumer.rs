@@ -38,7 +38,7 @@ struct Rx<D> {
 }
 
 impl<D: Driver> Supervised for Rx<D> {
-    async fn start(&self, generation: u64) -> Result<Run> {
+    async fn start(&self, generation: u64, again: bool) -> Result<Run> {
         let settles = SettleQueue::new(self.driver.capabilities().settle_level);
         let stop = self.stop.child_token();
         *self.current.lock() = Some((settles.clone(), stop.clone()));
@@ -53,6 +53,7 @@ impl<D: Driver> Supervised for Rx<D> {
             draining: self.draining.clone(),
             env: self.shared.env.clone(),
             generation,
+            again,
             lanes: self.lanes.clone(),
             shared: self.shared.clone(),
         };

@@ -34,7 +34,7 @@ struct Tx<D> {
 }
 
 impl<D: Driver> Supervised for Tx<D> {
-    async fn start(&self, generation: u64) -> Result<Run> {
+    async fn start(&self, generation: u64, _: bool) -> Result<Run> {
         let stop = self.stop.child_token();
         *self.session.lock() = stop.clone();
         let tx = TxSession {

@@ -137,8 +137,11 @@ pub struct Session {
     pub draining: Stop,
     /// Clock, randomness, tasks.
     pub env: Env,
-    /// 1 for the first session, rising.
+    /// 1 for the first attempt to start a session, rising: of two, the later fences the earlier.
     pub generation: u64,
+    /// A session of this consumer ran before: what it left is known, and what was missed since is a gap. Attempts that failed do
+    /// not count.
+    pub again: bool,
     pub(crate) lanes: Lanes,
     pub(crate) shared: Arc<Shared>,
 }

@@ -48,8 +48,8 @@ impl ConnectPolicy {
 
 /// What a supervised thing does at each turn.
 pub(crate) trait Supervised: Send + Sync + 'static {
-    /// One attempt to start a session.
-    fn start(&self, generation: u64) -> impl Future<Output = Result<Run>> + Send;
+    /// One attempt to start a session; `again` when one ran before.
+    fn start(&self, generation: u64, again: bool) -> impl Future<Output = Result<Run>> + Send;
     /// A session runs.
     fn running(&self);
     /// A session ended, or an attempt failed: fence, and tell.
@@ -94,7 +94,7 @@ pub(crate) async fn supervise<S: Supervised>(
     loop {
         generation += 1;
         // A panic of a driver is the loss of its session, not the silent end of the consumer.
-        let start = AssertUnwindSafe(it.start(generation)).catch_unwind();
+        let start = AssertUnwindSafe(it.start(generation, first.is_none())).catch_unwind();
         let attempt = tokio::time::timeout(policy.attempt, start);
         let started = tokio::select! { biased;
             () = stop.cancelled() => break,

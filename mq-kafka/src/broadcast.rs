@@ -50,7 +50,7 @@ fn prepare(cluster: &Cluster, session: &Session) -> Result<BaseConsumer<Ctx>> {
         // What was sent while it was away is no part of "from now on": told, not delivered.
         let seen = session.resume(Some(partition)).and_then(|r| r.seen);
         let missed = seen.map(|seen| (start as u64).saturating_sub(seen.major + 1));
-        if session.generation > 1 && missed != Some(0) {
+        if session.again && missed != Some(0) {
             gaps.push(Gap {
                 topic: sub.topic.clone(),
                 partition: Some(partition),

@@ -168,7 +168,7 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
     }
     let main = consumer(cluster, session, &id, &native)?;
     // A member that has read of the group knows better than its subscription where it was: it was lost meanwhile.
-    let known = session.generation > 1;
+    let known = session.again;
     let first = if known { Start::Oldest } else { sub.start };
     let left = |partition| cluster.left_at(&session.member, &id, topic, partition);
     start::begin(&main.consumer, topic, partitions, first, sub.provisioning, left)?;

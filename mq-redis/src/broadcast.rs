@@ -42,7 +42,7 @@ pub(crate) async fn attach(hub: &Arc<Hub>, link: &Link, session: Session, key: S
     let name = reader.name();
     let before = hub.places.lock().remove(&name);
     let (last, added) = reader.stream().await?;
-    if let Some((at, index)) = before.filter(|_| reader.session.generation > 1) {
+    if let Some((at, index)) = before.filter(|_| reader.session.again) {
         // What was sent meanwhile is not for a broadcast subscription; how much that was is known if the stream is the same.
         reader.at = at;
         reader.gap(GapCause::Disconnected, if at <= last { u64::try_from(added - index).ok() } else { None });

@@ -9,7 +9,7 @@ use crate::probe::{Facts, probe};
 use crate::url::{Options, Place, Secret};
 use crate::wake::{Wakes, track};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
-use mq_core::Env;
+use mq_core::{Env, Stop};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -60,6 +60,8 @@ pub(crate) struct Hub {
     routes: Mutex<HashMap<String, ConnectionAddr>>,
     main: Mutex<Option<ConnectionAddr>>,
     number: AtomicU64,
+    /// Ends what waits for a connection.
+    closing: Stop,
     warned: AtomicBool,
     facts: parking_lot::Mutex<Option<Arc<Facts>>>,
     /// Where broadcast subscriptions go on after a lost session: last id, and the number of entries up to it.
@@ -79,6 +81,7 @@ impl Hub {
             routes: Mutex::default(),
             main: Mutex::default(),
             number: AtomicU64::new(0),
+            closing: Stop::new(),
             warned: AtomicBool::new(false),
             facts: parking_lot::Mutex::new(None),
             places: parking_lot::Mutex::default(),
@@ -95,8 +98,14 @@ impl Hub {
         let hub = self.clone();
         let key = key.to_owned();
         // On the library's own runtime: the connection's task must live there.
-        let made = self.env.spawn(async move { hub.link_here(&key).await }).await;
-        made.unwrap_or_else(|e| Err(Error::new(ErrorKind::Closed, "the broker was closed").with_source(e)))
+        let made = self.env.spawn(async move {
+            let closed = || Error::new(ErrorKind::Closed, "the broker was closed");
+            tokio::select! { biased;
+                () = hub.closing.cancelled() => Err(closed()),
+                made = hub.link_here(&key) => made,
+            }
+        });
+        made.await.unwrap_or_else(|e| Err(Error::new(ErrorKind::Closed, "the broker was closed").with_source(e)))
     }
 
     async fn link_here(&self, key: &str) -> Result<Link> {
@@ -159,10 +168,7 @@ impl Hub {
         }
         let result = match &self.options.place {
             Place::Socket(path) => self.link_to(&ConnectionAddr::Unix(path.clone())).await,
-            Place::Hosts(hosts) if self.options.sentinel.is_some() => {
-                let node = self.ask_sentinels(hosts).await?;
-                self.link_to(&node).await
-            }
+            Place::Hosts(hosts) if self.options.sentinel.is_some() => self.sentinels_master(hosts).await,
             Place::Hosts(hosts) => self.first_master(hosts).await,
         };
         match result {
@@ -205,37 +211,52 @@ impl Hub {
         }
     }
 
-    /// The address of the master, from the first Sentinel that answers.
-    async fn ask_sentinels(&self, hosts: &[(String, u16)]) -> Result<ConnectionAddr> {
-        let name = self.options.sentinel.as_deref().unwrap_or_default();
-        let mut failed = None;
+    /// The master that one of the Sentinels names. One that was cut off from the others names the former for as long as that
+    /// lasts, so what is named must say itself that it is the master.
+    async fn sentinels_master(&self, hosts: &[(String, u16)]) -> Result<Link> {
+        let (mut tried, mut failed, mut silent) = (Vec::new(), None, None);
         for (host, port) in hosts {
-            let settings = login(
-                RedisConnectionInfo::default(),
-                self.options.sentinel_user.as_deref(),
-                self.options.sentinel_password.as_ref(),
-            );
-            let node = self.address(host.clone(), *port);
-            let ask = async {
-                let mut conn = self.open(&node, settings, Some(self.patience()), None).await?;
-                let cmd = redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).take();
-                let answer = conn.send_packed_command(&cmd).await.and_then(checked);
-                answer.map_err(|e| failure(e, "asking a Sentinel"))
+            let node = match self.ask_sentinel(self.address(host.clone(), *port)).await {
+                Ok(node) if tried.contains(&node) => continue,
+                Ok(node) => node,
+                Err(error) => {
+                    silent = Some(error);
+                    continue;
+                }
             };
-            match ask.await.map(list) {
-                Ok(parts) => {
-                    if let (Some(host), Some(port)) =
-                        (parts.first().and_then(as_text), parts.get(1).and_then(as_int).and_then(|p| p.try_into().ok()))
-                    {
-                        return Ok(self.told(host.to_owned(), port));
-                    }
-                    let text = format!("the Sentinel at {node} knows no master '{name}'; check sentinel= of the URL");
+            match self.link_to(&node).await {
+                Ok(link) if self.is_master(&link).await => return Ok(link),
+                Ok(link) => {
+                    self.lost(&link).await;
+                    let text = format!("{node}, which a Sentinel names as the master, is none; asked again");
                     failed = Some(Error::new(ErrorKind::Unavailable, text));
                 }
                 Err(error) => failed = Some(error),
             }
+            tried.push(node);
         }
-        Err(failed.unwrap_or_else(|| Error::new(ErrorKind::Config, "the URL names no Sentinel")))
+        Err(failed.or(silent).unwrap_or_else(|| Error::new(ErrorKind::Config, "the URL names no Sentinel")))
+    }
+
+    /// The address of the master, as this Sentinel knows it.
+    async fn ask_sentinel(&self, node: ConnectionAddr) -> Result<ConnectionAddr> {
+        let name = self.options.sentinel.as_deref().unwrap_or_default();
+        let settings = login(
+            RedisConnectionInfo::default(),
+            self.options.sentinel_user.as_deref(),
+            self.options.sentinel_password.as_ref(),
+        );
+        let mut conn = self.open(&node, settings, Some(self.patience()), None).await?;
+        let cmd = redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).take();
+        let answer = conn.send_packed_command(&cmd).await.and_then(checked);
+        let parts = answer.map(list).map_err(|e| failure(e, "asking a Sentinel"))?;
+        match (parts.first().and_then(as_text), parts.get(1).and_then(as_int).and_then(|p| p.try_into().ok())) {
+            (Some(host), Some(port)) => Ok(self.told(host.to_owned(), port)),
+            _ => {
+                let text = format!("the Sentinel at {node} knows no master '{name}'; check sentinel= of the URL");
+                Err(Error::new(ErrorKind::Unavailable, text))
+            }
+        }
     }
 
     /// The address of a server that another one named.
@@ -415,8 +436,9 @@ impl Hub {
         }
     }
 
-    /// Lets go of every connection.
+    /// Lets go of every connection, also of one that is being made: nobody waits for its server.
     pub(crate) async fn close(&self) {
+        self.closing.cancel();
         self.links.lock().await.clear();
         self.routes.lock().await.clear();
         *self.main.lock().await = None;

@@ -2,6 +2,7 @@
 
 use crate::answer::failure;
 use crate::url::Tls;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use mq_api::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
@@ -9,12 +10,16 @@ use redis::{AsyncConnectionConfig, ClientTlsConfig, ConnectionAddr, RedisConnect
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+
+/// After this the next address of a host is tried too (RFC 8305 recommends it).
+const SILENT: Duration = Duration::from_millis(250);
 
 /// A connection of any kind.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -53,7 +58,8 @@ pub(crate) async fn dial(
 }
 
 async fn tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((host, port)).await?;
+    let at: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+    let stream = first_of(&at).await?;
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(&stream);
     socket.set_tcp_keepalive(&keepalive())?;
@@ -62,6 +68,27 @@ async fn tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream>
     #[cfg(not(target_os = "linux"))]
     let _ = patience;
     Ok(stream)
+}
+
+/// Connects to the first of these addresses that answers: each is tried when the one before failed or has been silent for a
+/// while, so that a route that leads nowhere does not hide another.
+async fn first_of(at: &[SocketAddr]) -> io::Result<TcpStream> {
+    let mut next = at.iter();
+    let mut trying = FuturesUnordered::new();
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    loop {
+        let more = next.next();
+        trying.extend(more.map(|at| TcpStream::connect(*at)));
+        let silent = tokio::time::sleep(SILENT);
+        tokio::select! { biased;
+            tried = trying.next() => match tried {
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => failed = error,
+                None => return Err(failed),
+            },
+            () = silent, if next.len() > 0 => {}
+        }
+    }
 }
 
 /// Lets the client library greet: protocol, login, database, its name.
@@ -153,4 +180,38 @@ pub(crate) fn certificates(tls: &Tls) -> Result<TlsCertificates> {
         None => None,
     };
     Ok(TlsCertificates { client_tls, root_cert })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_of;
+    use std::net::SocketAddr;
+    use std::time::Duration;
+    use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+    /// An address that answers to nothing: the system's queue of those who want to connect is full.
+    async fn silent() -> (TcpListener, Vec<TcpStream>) {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let at = listener.local_addr().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(Ok(stream)) = tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(at)).await {
+            waiting.push(stream);
+        }
+        (listener, waiting)
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_silent_does_not_hide_the_next() {
+        let (silent, _waiting) = silent().await;
+        let living = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let refusing = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let at = [silent.local_addr().unwrap(), refusing, living.local_addr().unwrap()];
+        let found = tokio::time::timeout(Duration::from_secs(3), first_of(&at)).await.expect("in time").unwrap();
+        assert_eq!(found.peer_addr().unwrap(), at[2]);
+        let none: [SocketAddr; 1] = [refusing];
+        assert_eq!(first_of(&none).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+        assert!(first_of(&[]).await.is_err());
+    }
 }

@@ -100,10 +100,7 @@ impl Streams {
             member: session.member.to_string(),
         };
         let memory = self.memory(&name);
-        if session.generation == 1 {
-            // Another consumer had the name before, and its group was not this one's.
-            memory.lock().begin();
-        }
+        memory.lock().begin(session.consumer);
         let keep = prepare_topic(link, &sub.topic, sub.retention, sub.partitions, sub.provisioning).await?;
         let start = start_id(sub.start, keep, &sub.topic)?;
         let lost = self.provide_group(link, &session, &keys, &group, &start, &memory).await?;
@@ -127,7 +124,6 @@ impl Streams {
             known: Mutex::default(),
         });
         let again = has_group(link, &sides[1].keys.stream, group.as_str()).await?;
-        let generation = session.generation;
         let named = sub.member.is_some();
         let member = Member {
             hub: self.hub.clone(),
@@ -164,10 +160,12 @@ impl Streams {
         }
         member.memory.lock().seen = true;
         note_place(&member).await?;
-        if generation > 1 || named {
+        let first = !member.memory.lock().joined;
+        if named || !first {
             // Handles of the session before are fenced. A new process under an old name: its predecessor died.
-            adopt(&member, generation == 1).await?;
+            adopt(&member, first).await?;
         }
+        member.memory.lock().joined = true;
         let (names, memories) = (self.names.clone(), self.memories.clone());
         Ok(Box::pin(async move {
             let end = run(member, conn, client).await;

@@ -19,9 +19,14 @@ fn has_tag(key: &str) -> bool {
     key.find('{').is_some_and(|open| key[open + 1..].find('}').is_some_and(|close| close > 0))
 }
 
-/// `{orders}` for `orders`; a key that has a tag keeps it.
+/// `{orders}` for `orders`; a key that has a tag keeps it. A key that is all tag is told from the one without: no group begins
+/// with a dot.
 fn tagged(stream: &str) -> String {
-    if has_tag(stream) { stream.to_owned() } else { format!("{{{stream}}}") }
+    if !has_tag(stream) {
+        return format!("{{{stream}}}");
+    }
+    let all = stream.starts_with('{') && stream.find('}') == Some(stream.len() - 1);
+    if all { format!("{stream}.") } else { stream.to_owned() }
 }
 
 /// Where retention is noted.
@@ -89,5 +94,6 @@ mod tests {
         assert_eq!(stream(&letters), keys.dead);
         assert_eq!(GroupKeys::new(&letters, &"ops".into()).due, "{orders}..billing..dlq..ops..due");
         assert_eq!(meta("{a}b"), "{a}b..meta", "a tag of the name's own stays");
+        assert_ne!(meta("{orders}"), meta("orders"), "two streams, two sets of keys");
     }
 }

@@ -19,6 +19,10 @@ use tokio::time::Instant;
 /// What outlives a session: known by the member's name.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
+    /// Whose it is.
+    consumer: Option<u64>,
+    /// That consumer has joined once, and taken over what a predecessor of its name held.
+    pub(crate) joined: bool,
     /// The group was there once, so that its absence is a loss.
     pub(crate) seen: bool,
     /// The last session ended because the group was gone.
@@ -43,9 +47,11 @@ const TRIED: usize = 256;
 const ATTEMPTS: usize = 65_536;
 
 impl Memory {
-    /// Another consumer begins under the name.
-    pub(crate) fn begin(&mut self) {
-        (self.seen, self.group_lost, self.low, self.last) = (false, false, None, None);
+    /// If another consumer had the name before: its group was not this one's.
+    pub(crate) fn begin(&mut self, consumer: u64) {
+        if self.consumer.replace(consumer) != Some(consumer) {
+            (self.joined, self.seen, self.group_lost, self.low, self.last) = (false, false, false, None, None);
+        }
     }
 
     /// The next hand-over of an entry, if it comes again, has this number.
@@ -278,6 +284,12 @@ impl Member {
                     memory.comes_as(at, slot.token, slot.attempt + 1);
                 }
             });
+        }
+        // Handed over too, though settling them is not through yet.
+        for other in self.stuck.lock().iter() {
+            if let Some(side) = self.side_of(other.lane) {
+                memory.comes_as(self.number_of(side), other.token, side.known(other.token).attempt + 1);
+            }
         }
     }
 }

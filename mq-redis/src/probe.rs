@@ -15,7 +15,7 @@ pub(crate) struct Facts {
     pub(crate) cluster: bool,
     /// Whether there is an append-only file; `None` if it did not say.
     pub(crate) persists: Option<bool>,
-    /// Whether that file is flushed before each answer.
+    /// Whether that file is flushed before each answer, always.
     pub(crate) flushes: bool,
     /// The server's run: another one after a restart.
     pub(crate) run: Option<String>,
@@ -33,7 +33,7 @@ fn line<'i>(info: &'i str, name: &str) -> Option<&'i str> {
 /// Asks the server what it is.
 pub(crate) async fn probe(conn: &Conn) -> Result<Facts> {
     let mut pipe = redis::pipe();
-    pipe.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
+    pipe.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync").arg("no-appendfsync-on-rewrite");
     // `EXPIRETIME` came with Redis 7.0, as did the stream commands' behaviour that this crate relies on.
     pipe.cmd("CONFIG").arg("GET").arg("maxmemory-policy").cmd("COMMAND").arg("INFO").arg("EXPIRETIME");
     let doing = "asking the server what it is";
@@ -56,7 +56,10 @@ pub(crate) async fn probe(conn: &Conn) -> Result<Facts> {
     }
     let setting = |reply: &Value, name: &str| field(reply, name).and_then(as_text).map(str::to_owned);
     let persists = line(info, "aof_enabled").map(|v| v == "1");
-    let flushes = persists == Some(true) && setting(&flush, "appendfsync").as_deref() == Some("always");
+    // `no-appendfsync-on-rewrite` makes `always` mean never for as long as the file is rewritten.
+    let at_times = setting(&flush, "no-appendfsync-on-rewrite").as_deref() == Some("yes");
+    let always = setting(&flush, "appendfsync").as_deref() == Some("always");
+    let flushes = persists == Some(true) && always && !at_times;
     let server = match (line(info, "valkey_version"), line(info, "redis_version")) {
         (Some(version), _) => Some(format!("Valkey {version}")),
         (None, Some(version)) => Some(format!("Redis {version}")),

@@ -99,7 +99,7 @@ impl PubSub {
         let lane = session.open_lane(None, session.generation);
         let listener = Listener::new(receiver, place, &lane, self.hub.env.clone());
         listener.receiver.confirm(&listener.place).await?;
-        if session.generation > 1 {
+        if session.again {
             let topic = session.subscription.topic.clone();
             session.events.push(Event::Gap(Gap::new(topic, GapCause::Disconnected)));
         }

@@ -1,7 +1,7 @@
 //! Sending: pipelines of at most 500 `XADD` (or `PUBLISH`), a few in flight. What piles up while they fly is the next pipeline, so no timer
 //! gathers messages.
 
-use crate::answer::{as_int, as_text, ends_session, failure, list, refused};
+use crate::answer::{as_int, as_text, checked, ends_session, failure, list, refused};
 use crate::conn::{Answers, Asked, Reply};
 use crate::connect::{Hub, Link};
 use crate::driver::mends;
@@ -17,7 +17,7 @@ use mq_api::{
 use mq_core::{End, Outgoing, Run, TxSession};
 use redis::{RedisError, Value};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Messages of one pipeline: twice as many bring nothing more.
@@ -28,6 +28,8 @@ const BATCH_BYTES: usize = 1 << 20;
 const FLYING: usize = 4;
 /// How often the length of the topic is asked for, with a bound far away.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often the server's time is asked for: clocks of servers are set, too.
+const CLOCK: Duration = Duration::from_secs(60);
 /// Entries that one call of a sweep looks at, and calls before a send is told that the topic is full: enough for a pipeline at a
 /// time, also where only one entry of forty can go.
 const SWEPT: usize = 1000;
@@ -62,6 +64,8 @@ struct Writer {
     swept: String,
     /// When a sweep last found nothing.
     vain: Option<Instant>,
+    /// The server's time in milliseconds, and when it was told: ids are made of it, and a program's own clock may be ahead.
+    clock: Option<(u64, Instant)>,
 }
 
 fn form(spec: &ProducerSpec, pubsub: bool) -> Result<Form> {
@@ -121,6 +125,7 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
         asked: Instant::now(),
         swept: "-".to_owned(),
         vain: None,
+        clock: None,
     };
     writer.ask_length().await?;
     Ok(Box::pin(writer.run()))
@@ -142,6 +147,7 @@ pub(crate) async fn open_channel(hub: &Arc<Hub>, link: &Link, tx: TxSession, key
         asked: Instant::now(),
         swept: "-".to_owned(),
         vain: None,
+        clock: None,
     };
     Ok(Box::pin(writer.run()))
 }
@@ -190,7 +196,12 @@ impl Writer {
     /// Writes one command for each message into the connection's buffer.
     fn write_all(&self, batch: &[Outgoing]) -> Asked {
         let replicas = self.hub.options.wait > 0 && self.level == Durability::Replicated;
-        self.link.conn.send_for_ids(batch.len() + usize::from(replicas), |out| {
+        let trims = self.trims();
+        self.link.conn.send_for_ids(usize::from(trims) + batch.len() + usize::from(replicas), |out| {
+            if trims {
+                let oldest = self.oldest().unwrap_or(0);
+                redis::cmd("XTRIM").arg(&self.key).arg("MINID").arg("~").arg(oldest).write_packed_command(out);
+            }
             let (arguments, before) = self.before();
             let mut meta = Vec::with_capacity(128);
             for item in batch {
@@ -202,6 +213,34 @@ impl Writer {
                 redis::cmd("WAIT").arg(options.wait).arg(timeout).write_packed_command(out);
             }
         })
+    }
+
+    /// Whether a pipeline begins with a command that removes what is too old: `XADD` removes by count or by age, not by both.
+    fn trims(&self) -> bool {
+        matches!(self.keep, Keep::Log { max: Some(_), age: Some(_) })
+    }
+
+    /// The oldest time that is kept, in milliseconds, if the topic is kept by age.
+    fn oldest(&self) -> Option<u64> {
+        let Keep::Log { age: Some(age), .. } = self.keep else { return None };
+        let (told, at) = self.clock?;
+        let now = u128::from(told) + at.elapsed().as_millis();
+        Some(now.saturating_sub(age.as_millis()).try_into().unwrap_or(0))
+    }
+
+    /// Asks for the server's time, for a topic that is kept by age.
+    async fn ask_time(&mut self) -> Result<()> {
+        let recent = self.clock.is_some_and(|(_, at)| at.elapsed() < CLOCK);
+        if recent || !matches!(self.keep, Keep::Log { age: Some(_), .. }) {
+            return Ok(());
+        }
+        let asked = Instant::now();
+        let told = self.link.query(&redis::cmd("TIME")).await.map_err(|e| failure(e, "asking for the time"))?;
+        let told: Vec<u64> = list(told).iter().filter_map(as_int).filter_map(|n| n.try_into().ok()).collect();
+        if let [seconds, micros] = told[..] {
+            self.clock = Some((seconds * 1000 + micros / 1000, asked));
+        }
+        Ok(())
     }
 
     /// What every command of a pipeline begins with, and how many arguments that is.
@@ -228,13 +267,11 @@ impl Writer {
                 let how = if max < 1000 { "=" } else { "~" };
                 ["MAXLEN", how, &max.to_string()].iter().for_each(|part| arg(part));
             }
-            Keep::Log { age: Some(age), .. } => {
-                let oldest = SystemTime::now().checked_sub(age);
-                if let Some(oldest) = oldest.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok()) {
-                    ["MINID", "~", &oldest.as_millis().to_string()].iter().for_each(|part| arg(part));
+            _ => {
+                if let Some(oldest) = self.oldest() {
+                    ["MINID", "~", &oldest.to_string()].iter().for_each(|part| arg(part));
                 }
             }
-            _ => {}
         }
         arg("*");
         (n, out)
@@ -291,6 +328,12 @@ impl Writer {
         };
         let mut ended = None;
         let mut short = None;
+        if self.trims() && answers.len() > sent.len() {
+            let trimmed = answers.remove(0).value().and_then(checked);
+            if let Err(error) = trimmed {
+                tracing::warn!(topic = %self.tx.spec.topic, %error, "what is too old could not be removed");
+            }
+        }
         if answers.len() > sent.len()
             && let Some(reached) = answers.pop()
         {
@@ -337,7 +380,10 @@ impl Writer {
             Value::Int(receivers) if matches!(self.form, Form::Blob | Form::Raw) => {
                 Ok(Receipt::new(self.level).received_by(receivers.try_into().unwrap_or(0)))
             }
-            _ => Ok(Receipt::new(self.level)),
+            other => {
+                let text = format!("the server answered a send with {other:?}; is there something else on this port?");
+                Err(Error::new(ErrorKind::Other, text).with_outcome(Outcome::Unknown))
+            }
         }
     }
 
@@ -358,6 +404,7 @@ impl Writer {
     /// Refuses what is beyond the bound of the topic. The length is counted along, and asked for again each second and when the
     /// bound is near.
     async fn admit(&mut self, batch: &mut Vec<Outgoing>, idle: bool) -> Result<()> {
+        self.ask_time().await?;
         let Keep::Handled { max } = self.keep else { return Ok(()) };
         let n = batch.len() as u64;
         if self.length + n > max || self.asked.elapsed() > LOOK {

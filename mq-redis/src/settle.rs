@@ -298,13 +298,11 @@ fn finish(
 
 async fn call(member: &Member, side: &Side, operations: &[Operation]) -> Result<Value, RedisError> {
     let keys = &side.keys;
-    let oldest = SystemTime::now().checked_sub(KEPT).and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let oldest = oldest.map_or(0, |d| d.as_millis());
     let mut call = SETTLE
         .on(&[&keys.stream, &keys.due, &keys.tries, &keys.dead, &keys.wake])
         .arg(&member.group)
         .arg(&member.me)
-        .arg(oldest.to_string())
+        .arg(KEPT.as_millis().to_string())
         .arg(if member.link.tracks { "1" } else { "0" });
     let mut text = Vec::with_capacity(32);
     for o in operations {

@@ -28,7 +28,7 @@ impl Keep {
     fn from(retention: Retention) -> Self {
         match retention {
             Retention::Handled { max } => Self::Handled { max },
-            Retention::Log { max, age } => Self::Log { max, age },
+            Retention::Log { max, age } => Self::Log { max, age: age.map(whole) },
             _ => Self::All,
         }
     }
@@ -48,6 +48,11 @@ impl Keep {
     pub(crate) fn is_log(self) -> bool {
         !matches!(self, Self::Handled { .. })
     }
+}
+
+/// In milliseconds, which is how it is noted.
+fn whole(age: Duration) -> Duration {
+    Duration::from_millis(age.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
 impl fmt::Display for Keep {

@@ -292,7 +292,8 @@ impl Options {
         let loopback = |host: &str| {
             host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
         };
-        self.tls.is_none() && self.password.is_some() && hosts.iter().any(|(host, _)| !loopback(host))
+        let secret = self.password.is_some() || self.sentinel_password.is_some();
+        self.tls.is_none() && secret && hosts.iter().any(|(host, _)| !loopback(host))
     }
 }
 
@@ -355,6 +356,8 @@ mod tests {
         let o = Options::parse("redis://u:hush@example.org?sentinel=m&sentinel_password=quiet").unwrap();
         let shown = format!("{o:?}");
         assert!(!shown.contains("hush") && !shown.contains("quiet"), "{shown}");
+        let o2 = Options::parse("redis://example.org?sentinel=m&sentinel_password=quiet").unwrap();
+        assert!(o2.is_exposed(), "a Sentinel's password is one too");
         assert!(o.is_exposed() && !Options::parse("redis://u:hush@127.0.0.1").unwrap().is_exposed());
     }
 }

@@ -15,10 +15,11 @@ for _, info in ipairs(found) do
   end
 end
 if old > 0 then
-  -- Notes of entries that were settled by a plain acknowledgement.
+  -- Notes of entries that were settled by a plain acknowledgement. A group that was made again has some still to read.
+  local here = group_of(stream, group)['last-delivered-id']
   local notes = redis.call('HSCAN', tries, '0', 'COUNT', 1000)[2]
   for i = 1, #notes, 2 do
-    if not redis.call('XPENDING', stream, group, notes[i], notes[i], 1)[1] then
+    if not less(here, notes[i]) and not redis.call('XPENDING', stream, group, notes[i], notes[i], 1)[1] then
       redis.call('HDEL', tries, notes[i])
     end
   end

@@ -1,5 +1,5 @@
 -- Carries out settlements of one member, each only if it still owns the entry and nobody took it since.
--- KEYS: stream, due, tries, dead letters, wake. ARGV: group, member, oldest dead letter to keep, whether to wake members (1),
+-- KEYS: stream, due, tries, dead letters, wake. ARGV: group, member, time in ms for which dead letters are kept, whether to wake members (1),
 -- operations of 8:
 -- kind, id, count, delay, attempt, trials, meta, payload ("+..." or "" for none).
 -- Kinds: A ack, R retry or release, D dead letter, T trial. Answers: 1 done, 0 not owned, 2 the entry is gone, or an error text.
@@ -32,7 +32,7 @@ local function carry(kind, id, count, delay, attempt, trials, meta, payload)
       redis.call('HSET', tries, id, attempt .. ':' .. trials)
     end
   elseif kind == 'D' then
-    local add = {'XADD', dead, 'MINID', '~', ARGV[3], '*', 'mq', meta}
+    local add = {'XADD', dead, 'MINID', '~', string.format('%.0f', now - ARGV[3]), '*', 'mq', meta}
     if payload ~= '' then
       add[#add + 1] = 'p'
       add[#add + 1] = string.sub(payload, 2)

@@ -25,9 +25,15 @@ end
 local first, last = found[1][1], found[#found][1]
 local held = {}
 for _, group in ipairs(groups) do
-  for _, entry in ipairs(redis.call('XPENDING', stream, group['name'], first, last, most)) do
-    held[entry[1]] = true
-  end
+  -- More than there are entries, where others removed some that were pending.
+  local begin = first
+  repeat
+    local pending = redis.call('XPENDING', stream, group['name'], begin, last, most)
+    for _, entry in ipairs(pending) do
+      held[entry[1]] = true
+      begin = '(' .. entry[1]
+    end
+  until #pending < most
 end
 local handled = {'XDEL', stream}
 for _, entry in ipairs(found) do
