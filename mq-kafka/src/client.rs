@@ -233,7 +233,10 @@ fn is_producers(name: &str) -> bool {
         || name.starts_with("linger.")
         || name.starts_with("batch.")
         || name.starts_with("sticky.")
-        || matches!(name, "retry.backoff.ms" | "max.in.flight" | "request.timeout.ms")
+        || matches!(
+            name,
+            "retries" | "message.send.max.retries" | "retry.backoff.ms" | "max.in.flight" | "request.timeout.ms"
+        )
 }
 
 /// A consumer: of a group, or of one of its own for broadcast and looking.
@@ -346,10 +349,6 @@ pub(crate) fn producer(
 
 /// Shortest time limit of a message inside librdkafka: less ends idempotence with a fatal error after a short brown-out.
 const SHORTEST_SEND: Duration = Duration::from_secs(10);
-
-/// Retries and dead letters are as large as what their topic takes, whatever that is; just below what a client takes in one
-/// answer (`receive.message.max.bytes`), and a broker in one request (`socket.request.max.bytes`).
-pub(crate) const LARGEST: usize = 99_000_000;
 
 /// Room for the headers of an envelope, and for our own.
 pub(crate) const ENVELOPE: usize = 64 << 10;

@@ -79,7 +79,7 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         cluster,
         level,
         topic: spec.topic.as_str().to_owned(),
-        max_message: if relay.is_some() { client::LARGEST } else { spec.max_message },
+        max_message: spec.max_message,
         retry_for: spec.retry_for,
         native,
         outbox: tx.outbox.clone(),

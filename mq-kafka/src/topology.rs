@@ -23,6 +23,10 @@ const KEPT: &str = "1209600000";
 /// is 1,048,588.
 const MAX_BATCH: usize = 1_200_000;
 
+/// Retries and dead letters are as large as what their topic takes, whatever that is; just below what a client takes in one
+/// answer (`receive.message.max.bytes`), and a broker in one request (`socket.request.max.bytes`).
+pub(crate) const LARGEST: usize = 99_000_000;
+
 /// A topic that must exist.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
@@ -73,7 +77,7 @@ impl Wanted {
             ("cleanup.policy", "delete".to_owned()),
             ("retention.ms", KEPT.to_owned()),
             // Whatever its topic took, which is its own affair.
-            ("max.message.bytes", client::LARGEST.to_string()),
+            ("max.message.bytes", LARGEST.to_string()),
         ];
         Self { name, asked: None, otherwise: 1, config }
     }
