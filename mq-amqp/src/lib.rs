@@ -102,8 +102,6 @@
 //! * All groups of a dead-letter topic or a native queue share its one queue.
 //! * `Admin::delete_topic` deletes the groups that this connection knows; AMQP does not list bindings. Members and pending
 //!   deliveries are not listed either, and a backlog with members is a lower bound.
-//! * A stream that is deleted and made again while several read it: a reader has been seen that heard nothing of it and waited until
-//!   its connection ended (RabbitMQ 3.10; the cause is not known).
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours
@@ -112,6 +110,7 @@
 
 mod admin;
 mod alone;
+mod bound;
 mod broadcast;
 mod broker;
 mod channels;
@@ -131,6 +130,7 @@ mod probe;
 mod produce;
 mod read;
 mod returns;
+mod same;
 mod send;
 mod settle;
 mod stream;
