@@ -93,6 +93,10 @@ impl Connections {
             return Err(Error::closed("the connection"));
         }
         match self.open(role, limit).await {
+            Ok(connection) if self.closed.load(Ordering::SeqCst) => {
+                let _ = tokio::time::timeout(HOST, connection.close(200, "OK".into())).await;
+                Err(Error::closed("the connection"))
+            }
             Ok(connection) => {
                 self.health.set(HealthState::Running, "", self.env.wall());
                 let connection = Arc::new(connection);
@@ -132,7 +136,7 @@ impl Connections {
         let mut last = None;
         for at in (first..first + count).map(|at| at % count) {
             let left = limit.saturating_sub(self.env.now() - began);
-            if left.is_zero() && last.is_some() {
+            if last.is_some() && (left.is_zero() || self.closed.load(Ordering::SeqCst)) {
                 break;
             }
             // Before it is tried: an attempt that is given up midway must not begin here again, or hosts that say nothing hide
@@ -201,8 +205,9 @@ impl Connections {
     pub(crate) async fn close(&self, limit: Duration) {
         self.closed.store(true, Ordering::SeqCst);
         let one = async |slot: &tokio::sync::Mutex<Option<Arc<Connection>>>| {
-            let connection = slot.lock().await.take();
-            if let Some(connection) = connection
+            // One that is being made just now is closed by who makes it.
+            let Ok(mut slot) = tokio::time::timeout(limit, slot.lock()).await else { return };
+            if let Some(connection) = slot.take()
                 && connection.status().connected()
             {
                 // A broker that is away cannot be told.

@@ -138,6 +138,28 @@ async fn the_first_connection_is_waited_for_as_long_as_was_said_and_not_longer_f
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_close_does_not_wait_for_hosts_that_say_nothing() {
+    let rabbit = control::Rabbit::start(RabbitOptions::default());
+    let (_, up) = rabbit.url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let (server, path) = up.split_once('/').unwrap();
+    let silent = silent(3);
+    let mut proxy = Proxy::before(server.rsplit_once(':').unwrap().1.parse().unwrap(), 1).unwrap();
+    let url = format!("amqp://guest:guest@127.0.0.1:{},{}/{path}", proxy.port(), hosts(&silent));
+    let broker = mq_amqp::connect(&url).await.unwrap();
+    broker.producer("t").await.unwrap().send(Message::new("x")).await.unwrap_err();
+    proxy.begin(Trouble::Refuse).unwrap();
+    // It makes a connection, and waits for one silent host after the other.
+    let admin = broker.admin();
+    let looking = tokio::spawn(async move { admin.backlog(&"t".into(), &"g".into()).await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let began = Instant::now();
+    broker.close(Duration::from_secs(1)).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(looking.await.unwrap().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn virtual_hosts_are_apart() {
     let options = RabbitOptions::default().user("shop", "pw-shop", "shop").user("blog", "pw-blog", "/blog");
     let rabbit = control::Rabbit::start(options);

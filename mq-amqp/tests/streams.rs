@@ -182,6 +182,19 @@ async fn a_stream_made_again_while_the_reader_was_away_is_read_from_its_beginnin
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_topic_takes_its_stream_along() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    send(&producer(&broker, "t").await, 0..3).await;
+    assert!(broker.admin().delete_topic(&"t".into()).await.unwrap());
+    send(&producer(&broker, "t").await, 0..1).await;
+    let mut reader = reader(&broker, "t", "first").await;
+    expect(&mut reader, 0..1).await;
+    quiet(&mut reader, Duration::from_millis(500)).await;
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_stream_cannot_do_is_refused_at_once() {
     let rabbit = Rabbit::start(RabbitOptions::default());
     let broker = rabbit.connect("").await;
