@@ -177,6 +177,11 @@ impl Process {
         }
     }
 
+    /// Freezes it (SIGSTOP), and returns once all its threads stand still; false when they did not within 10 s.
+    pub fn freeze(&mut self) -> bool {
+        self.ended().is_some() || freeze(self.pid())
+    }
+
     /// Its direct children: a PostgreSQL server is a family, and each child leads a process group of its own.
     #[must_use]
     pub fn children(&self) -> Vec<i32> {
@@ -209,6 +214,15 @@ impl Process {
     pub fn said(&self) -> String {
         tail(&self.log)
     }
+}
+
+/// As [`Process::freeze`], for a child of one.
+pub(crate) fn freeze(pid: i32) -> bool {
+    if let Some(pid) = Pid::from_raw(pid) {
+        // Fails only when it ended just now.
+        let _ = kill_process(pid, Signal::STOP);
+    }
+    eventually(Duration::from_secs(10), || table::stands_still(pid))
 }
 
 impl Drop for Process {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::tail;
-use crate::{Folder, Kind, Launch, Problem, Process, Result, folders, until};
+use crate::{Folder, Kind, Launch, Problem, Process, Result, folders, process, until};
 
 /// Long, and it costs nothing: a server that ends is noticed at once. RabbitMQ needs 5 s on a quiet machine, and needed 180 s on
 /// two cores that forty programs wanted.
@@ -260,12 +260,20 @@ impl Server {
         Ok(Restarted { pid, ready_after })
     }
 
-    /// Freezes it (SIGSTOP): connections stay open and new ones are accepted by the kernel, but nobody answers.
+    /// Freezes it (SIGSTOP): connections stay open and new ones are accepted by the kernel, but nobody answers from
+    /// when this returns.
     ///
     /// # Errors
-    /// When it is not running.
+    /// When it is not running, or goes on for 10 s.
     pub fn freeze(&mut self) -> Result<()> {
-        self.signal_all(Signal::STOP, "freeze")
+        let family = self.recipe.is_family();
+        let Some(main) = self.main.as_mut() else { return Err(self.not_running("freeze")) };
+        // First the one that makes the others, so that no child is born after they were counted.
+        let mut frozen = main.freeze();
+        if family {
+            frozen &= main.children().into_iter().all(process::freeze);
+        }
+        if frozen { Ok(()) } else { Err(Problem::new(format!("{} goes on after SIGSTOP", self.kind()))) }
     }
 
     /// Lets a frozen one go on.
@@ -273,17 +281,13 @@ impl Server {
     /// # Errors
     /// When it is not running.
     pub fn thaw(&mut self) -> Result<()> {
-        self.signal_all(Signal::CONT, "thaw")
-    }
-
-    fn signal_all(&mut self, signal: Signal, what: &str) -> Result<()> {
         let family = self.recipe.is_family();
-        let Some(main) = self.main.as_mut() else { return Err(self.not_running(what)) };
-        main.signal(signal);
+        let Some(main) = self.main.as_mut() else { return Err(self.not_running("thaw")) };
+        main.signal(Signal::CONT);
         if family {
             for child in main.children().into_iter().filter_map(Pid::from_raw) {
                 // One that ended meanwhile needs no signal.
-                let _ = kill_process(child, signal);
+                let _ = kill_process(child, Signal::CONT);
             }
         }
         Ok(())

@@ -82,9 +82,16 @@ pub(crate) fn is_alive(pid: i32) -> bool {
     stat(pid).is_some_and(|fields| !matches!(fields.first().map(String::as_str), Some("Z" | "X") | None))
 }
 
-/// The state letter: `R` running, `S` sleeping, `T` stopped by a signal, `Z` zombie.
-pub(crate) fn state(pid: i32) -> Option<char> {
-    stat(pid)?.first()?.chars().next()
+/// Whether every thread of a process stands still after SIGSTOP, or the process is gone. The signal is on its way
+/// for a moment: until then a thread that is at work goes on, and answers.
+pub(crate) fn stands_still(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.map(|thread| thread.path().join("stat")).all(|thread| {
+        let line = fs::read_to_string(thread).unwrap_or_default();
+        let state = line.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        // Running, asleep or waiting for a disk; else stopped, ended, or gone.
+        !matches!(state, Some('R' | 'S' | 'D'))
+    })
 }
 
 /// Ids of the direct children.

@@ -6,16 +6,24 @@
 //!
 //! A peer is one file, with one function as [`Run`] asks; each is used as its documentation says is best for at least once.
 
+#[cfg(feature = "kafka")]
+mod kafka_topic;
+#[cfg(feature = "kafka")]
+mod mq_bridge;
 #[cfg(feature = "amqp")]
 mod omniqueue_amqp;
 #[cfg(feature = "redis")]
 mod omniqueue_redis;
 #[cfg(feature = "amqp")]
 mod ruststream_amqp;
+#[cfg(feature = "kafka")]
+mod ruststream_kafka;
 #[cfg(feature = "redis")]
 mod ruststream_redis;
 #[cfg(feature = "redis")]
 mod sea_streamer;
+#[cfg(feature = "kafka")]
+mod sea_streamer_kafka;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -76,6 +84,12 @@ fn peers() -> Vec<(&'static str, &'static str, Run)> {
         ("amqp", "omniqueue (sends unconfirmed)", |job| Box::pin(omniqueue_amqp::run(job))),
         #[cfg(feature = "amqp")]
         ("amqp", "ruststream", |job| Box::pin(ruststream_amqp::run(job))),
+        #[cfg(feature = "kafka")]
+        ("kafka", "sea-streamer", |job| Box::pin(sea_streamer_kafka::run(job))),
+        #[cfg(feature = "kafka")]
+        ("kafka", "ruststream", |job| Box::pin(ruststream_kafka::run(job))),
+        #[cfg(feature = "kafka")]
+        ("kafka", "mq-bridge (a commit a batch)", |job| Box::pin(mq_bridge::run(job))),
     ]
 }
 

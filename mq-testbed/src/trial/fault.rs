@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use super::crew::Crew;
 use crate::proxy::{Direction, Proxy, Trouble};
-use crate::{Problem, Process, Result, Server, eventually, until};
+use crate::{Problem, Process, Result, Server, until};
 
 /// What is done to a running workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,8 +135,7 @@ impl Fault {
             Self::FreezeServer(time) => {
                 let begun = Instant::now();
                 server.freeze()?;
-                // On a busy machine a thread that is at work gets to know of the signal a moment later.
-                let silent = eventually(Duration::from_secs(2), || !server.answers());
+                let silent = !server.answers();
                 pass(begun, *time)?;
                 server.thaw()?;
                 if !silent {
@@ -154,8 +153,7 @@ impl Fault {
             Self::FreezeMember(time) => {
                 let begun = Instant::now();
                 let Some(member) = crew.members.first_mut() else { return Err(Problem::new("no member is there")) };
-                member.signal(Signal::STOP);
-                let stopped = is_stopped(member);
+                let stopped = member.freeze();
                 pass(begun, *time)?;
                 member.signal(Signal::CONT);
                 if !stopped {
@@ -172,8 +170,7 @@ impl Fault {
             Self::Destroy => {
                 // While nobody settles, what the producers send piles up: there is something to be destroyed.
                 let begun = Instant::now();
-                crew.members.iter_mut().for_each(|member| member.signal(Signal::STOP));
-                let stopped = crew.members.iter().all(is_stopped);
+                let stopped = crew.members.iter_mut().map(Process::freeze).fold(true, |all, one| all & one);
                 pass(begun, PILE)?;
                 let destroyed = crew.destroy();
                 crew.members.iter_mut().for_each(|member| member.signal(Signal::CONT));
@@ -197,10 +194,6 @@ fn pass(begun: Instant, time: Duration) -> Result<()> {
 
 fn changed(old: i32, new: i32) -> Result<()> {
     if old == new { Err(Problem::new(format!("the server is still process {old}"))) } else { Ok(()) }
-}
-
-fn is_stopped(process: &Process) -> bool {
-    crate::eventually(Duration::from_secs(5), || crate::table::state(process.pid()) == Some('T'))
 }
 
 fn line(proxy: &mut Proxy, trouble: Trouble, time: Duration) -> Result<String> {
