@@ -73,6 +73,44 @@ fn toml_mistakes_are_named_without_showing_the_line() {
 }
 
 #[test]
+fn a_value_of_the_wrong_type_is_named_by_its_key_and_not_shown() {
+    for (text, key) in [
+        (r#"{"url": 4711}"#, "url"),
+        (r#"{"url": "memory://", "username": 4711}"#, "username"),
+        (r#"{"url": "memory://", "password": 4711}"#, "password"),
+        (r#"{"url": "memory://", "password": ["4711"]}"#, "password"),
+        (r#"{"url": "memory://", "params": "4711"}"#, "params"),
+        (r#"{"url": "memory://", "params": ["4711"]}"#, "params"),
+    ] {
+        let error = Config::from_json(text).unwrap_err();
+        says(&error, ErrorKind::Config, &[&format!("'{key}'")], &["4711"]);
+    }
+    #[cfg(feature = "toml")]
+    for (text, key) in [
+        ("url = 4711", "url"),
+        ("url = 'memory://'\npassword = 4711", "password"),
+        ("url = 'memory://'\nparams = '4711'", "params"),
+    ] {
+        let error = Config::from_toml(text).unwrap_err();
+        says(&error, ErrorKind::Config, &[&format!("'{key}'")], &["4711"]);
+    }
+}
+
+#[test]
+fn a_number_is_passed_on_as_it_stands() {
+    for n in ["9223372036854775809", "18446744073709551615", "-9223372036854775808", "0.5"] {
+        let config = Config::from_json(&format!(r#"{{"url": "memory://", "params": {{"seed": {n}}}}}"#)).unwrap();
+        assert_eq!(config.to_url().unwrap(), format!("memory://?seed={n}"));
+    }
+}
+
+#[test]
+fn a_parameter_that_is_given_twice_is_named() {
+    let error = Config::from_json(r#"{"url": "memory://", "params": {"seed": 1, "seed": 2}}"#).unwrap_err();
+    says(&error, ErrorKind::Config, &["seed", "twice"], &[]);
+}
+
+#[test]
 fn configuration_files() {
     let folder = std::env::temp_dir().join(format!("anymq-config-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

@@ -30,6 +30,25 @@ pub(crate) fn cut(text: &str) -> std::borrow::Cow<'_, str> {
 /// let later = Failure::transient("the database is down");   // not counted; the subscription pauses
 /// assert_eq!((never.class(), later.class()), (Class::Permanent, Class::Transient));
 /// ```
+///
+/// # Which error type a handler returns
+/// With [`BoxError`] (or `anyhow::Error`) `?` takes every error, this one too, and the class is found again:
+///
+/// ```
+/// # use mq_api::{BoxError, Failure};
+/// async fn handle(path: &str) -> Result<(), BoxError> {
+///     let total: u64 = std::fs::read_to_string(path)?.trim().parse()?;
+///     if total == 0 {
+///         return Err(Failure::permanent("an order of nothing").into());
+///     }
+///     Ok(())
+/// }
+/// # let _ = handle;
+/// ```
+///
+/// With `Failure` itself `?` takes this library's [`Error`], [`BoxError`], text, and the errors of the standard library and
+/// `serde_json` that are listed below; any other by `map_err(Failure::failed)`. It cannot take all of them: this is an error
+/// itself, so that `anyhow` and `BoxError` take it, and Rust allows a conversion from every error only to a type that is none.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Failure {
     class: Class,
@@ -72,7 +91,9 @@ impl Failure {
                 class = Class::Transient;
                 break;
             }
-            cause = e.source();
+            // The error that was made into one of `std::io` is not its source, but that error itself.
+            let inner = e.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+            cause = inner.map(|inner| inner as _).or_else(|| e.source());
         }
         Self::with_class(class, error)
     }
@@ -122,6 +143,33 @@ impl fmt::Debug for Failure {
 
 impl std::error::Error for Failure {}
 
+macro_rules! from_errors {
+    ($($error:ty,)*) => { $(
+        /// As [`Failure::from_error`]: the class is found in the chain.
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self::from_error(error.into())
+            }
+        }
+    )* };
+}
+from_errors! {
+    Error,
+    BoxError,
+    String,
+    &str,
+    std::io::Error,
+    fmt::Error,
+    std::str::Utf8Error,
+    std::string::FromUtf8Error,
+    std::str::ParseBoolError,
+    std::num::ParseIntError,
+    std::num::ParseFloatError,
+    std::num::TryFromIntError,
+    std::time::SystemTimeError,
+    serde_json::Error,
+}
+
 #[cfg(test)]
 mod tests {
     use super::Failure;
@@ -137,6 +185,22 @@ mod tests {
         assert_eq!(Failure::from_error(away.into()).class(), Class::Transient);
         let large = Error::new(ErrorKind::TooLarge, "too large");
         assert_eq!(Failure::from_error(large.into()).class(), Class::Failed);
+    }
+
+    #[test]
+    fn a_question_mark_keeps_the_class() {
+        fn handle(how: u32) -> Result<(), Failure> {
+            match how {
+                0 => Err(Error::new(ErrorKind::Unavailable, "broker away"))?,
+                1 => Err(crate::BoxError::from(Failure::permanent("no such card")))?,
+                2 => drop("x".parse::<u64>()?),
+                3 => Err(std::io::Error::other(Failure::transient("disk")))?,
+                _ => Err("text")?,
+            }
+            Ok(())
+        }
+        let classes: Vec<Class> = (0..5).map(|how| handle(how).unwrap_err().class()).collect();
+        assert_eq!(classes, [Class::Transient, Class::Permanent, Class::Failed, Class::Transient, Class::Failed]);
     }
 
     #[test]

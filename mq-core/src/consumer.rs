@@ -321,9 +321,10 @@ impl Drain {
             return std::future::pending().await;
         }
         loop {
-            let looks = self.shared.inbox.looks();
+            let (looks, owed) = (self.shared.inbox.looks(), self.shared.inbox.is_owed());
             tokio::time::sleep(TAKEN_WITHIN).await;
-            if self.shared.inbox.looks() == looks && self.shared.hands.in_flight() == 0 {
+            // All that time there was something to take, and nobody looked.
+            if owed && self.shared.inbox.looks() == looks && self.shared.hands.in_flight() == 0 {
                 return;
             }
         }

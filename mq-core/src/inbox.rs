@@ -50,6 +50,18 @@ impl Inbox {
         self.looks.load(Ordering::Relaxed)
     }
 
+    /// Whether something waits for nothing but the consumer to take it; what the broker has not confirmed waits for the broker.
+    pub(crate) fn is_owed(&self) -> bool {
+        let first = {
+            let st = self.state.lock();
+            if !st.ready.is_empty() {
+                return true;
+            }
+            st.deferred.front().map(|(lane, _, _, op)| (lane.clone(), *op))
+        };
+        first.is_some_and(|(lane, op)| lane.settles.is_answered(op))
+    }
+
     /// Nobody takes what was settled before its hand-over: it is lost. Says how much it was.
     pub(crate) fn forget_settled(&self) -> usize {
         let (ready, deferred) = {

@@ -267,6 +267,12 @@ impl SettleQueue {
         Poll::Pending
     }
 
+    /// Whether an operation has its answer, without asking for it.
+    pub(crate) fn is_answered(&self, op: u64) -> bool {
+        let st = self.0.lock();
+        st.ended || op <= st.confirmed || st.exceptions.contains_key(&op)
+    }
+
     /// Whether everything was confirmed.
     pub fn is_flushed(&self) -> bool {
         let st = self.0.lock();

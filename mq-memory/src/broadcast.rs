@@ -3,15 +3,16 @@
 use crate::member::{Member, Trouble};
 use crate::presence::Presence;
 use crate::topic::Topic;
+use crate::untracked::Untracked;
 use mq_api::{
-    Consumer, ConsumerControl, Deliveries, Delivery, Disposition, Event, Gap, GapCause, Position, Result, Settle,
-    SettleStart, Settled, Source, Stored, Ticket,
+    Consumer, ConsumerControl, Deliveries, Delivery, Event, Gap, GapCause, Position, Result, Settle, Source, Stored,
+    Ticket,
 };
 use mq_core::{Flow, Gate};
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 
 /// A message, its place, and the lane of its partition.
@@ -105,57 +106,6 @@ impl Queue {
     }
 }
 
-/// Deliveries with nothing to settle: what is said of them only tells that they left the program's hands.
-pub(crate) struct Untracked {
-    pub(crate) source: Source,
-    member: Weak<Member>,
-    /// Bytes of those in hand, by position.
-    sizes: Mutex<HashMap<u64, u32>>,
-}
-
-impl Untracked {
-    fn done(&self, first: u64, n: u32) -> SettleStart {
-        let (mut count, mut bytes) = (0, 0);
-        {
-            let mut sizes = self.sizes.lock();
-            for size in (first..first + u64::from(n)).filter_map(|position| sizes.remove(&position)) {
-                count += 1;
-                bytes += size as usize;
-            }
-        }
-        if let Some(member) = self.member.upgrade() {
-            member.flow.give(count, bytes);
-            member.has_room();
-        }
-        SettleStart::Done(Settled::Untracked)
-    }
-}
-
-impl Settle for Untracked {
-    fn ack(&self, position: u64) -> SettleStart {
-        self.done(position, 1)
-    }
-    fn ack_run(&self, first: u64, n: u32) -> SettleStart {
-        self.done(first, n)
-    }
-    fn settle(&self, position: u64, _: Disposition) -> SettleStart {
-        self.done(position, 1)
-    }
-    fn poll_settled(&self, _: u64, _: &mut Context<'_>) -> Poll<Settled> {
-        Poll::Ready(Settled::Untracked)
-    }
-    fn poll_lost(&self, _: u64, _: &mut Context<'_>) -> Poll<()> {
-        // Never owned, so never lost: the handler may finish.
-        Poll::Pending
-    }
-    fn is_owned(&self, _: u64) -> bool {
-        false
-    }
-    fn source(&self) -> &Source {
-        &self.source
-    }
-}
-
 /// A broadcast consumer.
 pub(crate) struct BroadcastConsumer {
     pub(crate) member: Arc<Member>,
@@ -178,7 +128,7 @@ impl Member {
     pub(crate) fn hear(&self, topic: &Topic, buffer: &Arc<Buffer>) {
         for (number, part) in topic.parts.iter().enumerate() {
             let source = Source::new(topic.name.clone(), None).at(Some(number as u32), u64::from(self.id));
-            let lane = Arc::new(Untracked { source, member: self.handle(), sizes: Mutex::default() });
+            let lane = Arc::new(Untracked::new(source, self.handle()));
             part.lock().broadcast.push(Arc::new(Queue { buffer: buffer.clone(), lane }));
         }
     }
@@ -229,7 +179,7 @@ impl BroadcastConsumer {
         let Some((lane, stored, position)) = ready!(self.buffer.poll_take(&self.member.flow, cx)) else {
             return Poll::Ready(None);
         };
-        lane.sizes.lock().insert(position, stored.size);
+        lane.hand_out(&self.member, position, stored.size);
         self.member.trace_delivered(lane.source(), position, &stored, 1);
         let ticket = Ticket::new(lane, position);
         Poll::Ready(Some(Delivery::new(stored, Position::offset(position), 1, ticket)))
@@ -241,6 +191,8 @@ impl Consumer for BroadcastConsumer {
         if self.member.flow.is_shut(Gate::Stopping) {
             return Poll::Ready(Ok(None));
         }
+        // Before anything is looked at: what changes afterwards wakes.
+        self.member.wait(cx);
         if self.member.flow.is_open() {
             match self.poll_one(cx) {
                 Poll::Ready(Some(delivery)) => return Poll::Ready(Ok(Some(delivery))),
@@ -256,7 +208,6 @@ impl Consumer for BroadcastConsumer {
                 }
             }
         }
-        self.member.wait(cx);
         if self.member.flow.is_shut(Gate::Stopping) { Poll::Ready(Ok(None)) } else { Poll::Pending }
     }
 

@@ -122,6 +122,7 @@ impl MemoryConsumer {
         }
         self.lanes = lanes;
         self.at = 0;
+        self.member.holds_parts(|part| self.lanes.iter().any(|lane| lane.number == part));
         Ok(())
     }
 

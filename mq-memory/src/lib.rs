@@ -53,6 +53,7 @@ mod take;
 mod timer;
 mod topic;
 mod trace;
+mod untracked;
 mod url;
 
 pub use faults::FaultPlan;

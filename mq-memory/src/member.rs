@@ -19,6 +19,7 @@ use mq_api::{
 };
 use mq_core::{Begun, Closing, Flow, Gate, Policy};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
@@ -62,7 +63,7 @@ pub(crate) struct Member {
     streak: AtomicU32,
     /// When the pause of a transient failure ends.
     paused_until: Mutex<Option<Instant>>,
-    troubles: Mutex<[Option<String>; 3]>,
+    troubles: Mutex<BTreeMap<Trouble, String>>,
     /// It waited for room since it last had some, and health says so.
     full: AtomicBool,
     closing: Closing,

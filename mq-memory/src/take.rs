@@ -187,7 +187,7 @@ fn next_new(lane: &MemoryLane, part: &mut Part) -> Option<u64> {
             let what = full.then(|| {
                 format!("partition {} waits: {} messages are behind delayed keys", lane.number, gate.waiting())
             });
-            lane.member.trouble(Trouble::Keys, what);
+            lane.member.trouble(Trouble::Keys(lane.number), what);
             if full {
                 return None;
             }

@@ -213,3 +213,45 @@ async fn a_delay_outlasts_a_change_of_order() -> Result<()> {
     assert_eq!(ack_all(&mut ordered).await?, ["2"]);
     Ok(())
 }
+
+// 3.7: "then that partition waits, and health names it", whatever the others do.
+#[tokio::test(start_paused = true)]
+async fn health_names_the_partition_that_waits_while_others_go_on() -> Result<()> {
+    let broker = connect("memory://keys-two?partitions=2").await?;
+    let producer = broker.producer("orders").await?;
+    let sub = billing().ordering(Ordering::PerKey).max_blocked(3);
+    let mut consumer = broker.subscribe(sub).await?;
+    // A key of each partition.
+    let mut keys = [None, None];
+    for n in 0..20 {
+        let key = format!("k{n}");
+        let receipt = producer.send(Message::new("first").key(key.clone())).await?;
+        keys[receipt.partition.expect("has one") as usize] = Some(key);
+    }
+    ack_all(&mut consumer).await?;
+    let keys = keys.map(|key| key.expect("twenty keys meet both"));
+    for full in [0, 1] {
+        let (slow, quick) = (keys[full].clone(), keys[1 - full].clone());
+        producer.send(Message::new("delayed").key(slow.clone())).await?;
+        consumer.recv().await?.expect("open").nack_after(30 * SECOND, "later").await;
+        for _ in 0..5 {
+            producer.send(Message::new("waits").key(slow.clone())).await?;
+        }
+        let named = format!("partition {full} waits");
+        for other_goes_on in [false, true] {
+            if other_goes_on {
+                producer.send(Message::new("goes on").key(quick.clone())).await?;
+                let other = consumer.recv().await?.expect("open");
+                assert_eq!(label(&other), "goes on");
+                other.ack().await;
+            }
+            assert!(is_quiet(&mut consumer).await);
+            let health = consumer.control().health().current();
+            assert!(health.reason.contains(&named), "{health:?}, the other goes on: {other_goes_on}");
+        }
+        assert_eq!(ack_all(&mut consumer).await?.len(), 6);
+        let health = consumer.control().health().current();
+        assert!(health.reason.is_empty(), "{health:?}");
+    }
+    Ok(())
+}

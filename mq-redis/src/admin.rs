@@ -4,7 +4,7 @@ use crate::answer::{Id, as_bytes, as_id, as_int, as_text, entry, failure, field,
 use crate::connect::{Hub, Link};
 use crate::keys::{GroupKeys, PARKED, meta, stream};
 use crate::scripts::RESET;
-use crate::topology::{ahead, has_group, look, make_group, prepare_topic, start_id};
+use crate::topology::{has_group, look, make_group, place_of, prepare_topic, start_id};
 use crate::wire;
 use mq_api::{
     Admin, Backlog, Count, DeadLetter, Error, ErrorKind, Group, GroupInfo, PendingDelivery, Position, Provisioning,
@@ -44,7 +44,10 @@ impl StreamsAdmin {
                 }
                 Err(error)
             }
-            Err(_) => Err(Error::new(ErrorKind::Timeout, format!("{doing}: no answer within {limit:?}"))),
+            Err(_) => {
+                self.hub.lost(link).await;
+                Err(Error::new(ErrorKind::Timeout, format!("{doing}: no answer within {limit:?}")))
+            }
         }
     }
 
@@ -57,46 +60,71 @@ impl StreamsAdmin {
         }
     }
 
-    /// Entries after the last one that the group was given.
-    async fn lag(&self, link: &Link, key: &str, name: &str, group: &Value) -> Result<Count> {
-        if link.facts.counts {
-            let last = field(group, "last-delivered-id").and_then(as_id).unwrap_or((0, 0));
-            let info = self.ask(link, redis::cmd("XINFO").arg("STREAM").arg(key), "looking at the stream").await?;
-            let deleted = field(&info, "max-deleted-entry-id").and_then(as_id).unwrap_or((0, 0));
-            // The server's own number is right unless entries ahead of the group were deleted (redis #13337, #13957, #14257).
-            let lag = field(group, "lag").and_then(as_int).and_then(|n| u64::try_from(n).ok());
-            if let Some(lag) = lag.filter(|_| deleted <= last) {
-                return Ok(Count::Exact(lag));
-            }
-        }
-        let found = list(ahead(link, key, name, false).await.map_err(|e| failure(e, "counting entries"))?);
-        let number = |at: usize| found.get(at).and_then(as_int).and_then(|n| u64::try_from(n).ok());
-        Ok(match (number(0), number(1)) {
-            (Some(n), Some(1)) => Count::Exact(n),
-            (Some(n), _) => Count::AtLeast(n),
-            (None, _) => Count::Unknown,
-        })
-    }
-
-    async fn side_backlog(&self, link: &Link, keys: &GroupKeys, group: &str) -> Result<Option<[Count; 3]>> {
-        let Some(found) = self.group_of(link, &keys.stream, group).await? else { return Ok(None) };
-        let lag = self.lag(link, &keys.stream, group, &found).await?;
-        let now = self.ask(link, &redis::cmd("TIME"), "asking for the time").await?;
-        let now = list(now);
+    /// All that the numbers of a group are made of, at one moment; `None` if there is no such group.
+    async fn look_at_once(
+        &self,
+        link: &Link,
+        keys: &GroupKeys,
+        group: &str,
+        place: bool,
+    ) -> Result<Option<Vec<Value>>> {
+        let now = list(self.ask(link, &redis::cmd("TIME"), "asking for the time").await?);
         let part = |at: usize| now.get(at).and_then(as_int).unwrap_or(0);
         let now = part(0) * 1000 + part(1) / 1000;
         let mut pipe = redis::pipe();
         pipe.cmd("XPENDING").arg(&keys.stream).arg(group);
-        pipe.cmd("ZCOUNT")
-            .arg(&keys.due)
-            .arg("-inf")
-            .arg(now)
-            .cmd("ZCOUNT")
-            .arg(&keys.due)
-            .arg(format!("({now}"))
-            .arg("+inf");
+        pipe.cmd("ZCOUNT").arg(&keys.due).arg("-inf").arg(now);
+        pipe.cmd("ZCOUNT").arg(&keys.due).arg(format!("({now}")).arg("+inf");
+        pipe.cmd("XINFO").arg("GROUPS").arg(&keys.stream).cmd("XINFO").arg("STREAM").arg(&keys.stream);
+        if place {
+            pipe.add_command(place_of(&keys.stream, group, false).with_text());
+        }
         let answers = link.conn.send_together(&pipe).await.map_err(|e| failure(e, "looking at pending deliveries"))?;
         let answers = list(answers);
+        for answer in &answers {
+            if let Value::ServerError(error) = answer {
+                let error = failure(error.clone().into(), "looking at pending deliveries");
+                return if error.kind() == ErrorKind::NotFound { Ok(None) } else { Err(error) };
+            }
+        }
+        Ok(Some(answers))
+    }
+
+    /// Entries after the last one that the group was given; `None` if the server's own number is not to be believed.
+    fn lag(link: &Link, group: &str, answers: &[Value]) -> Option<Count> {
+        if let Some(found) = answers.get(5) {
+            let parts = list(found.clone());
+            let number = |at: usize| parts.get(at).and_then(as_int).and_then(|n| u64::try_from(n).ok());
+            return Some(match (number(0), number(1)) {
+                (Some(n), Some(1)) => Count::Exact(n),
+                (Some(n), _) => Count::AtLeast(n),
+                (None, _) => Count::Unknown,
+            });
+        }
+        let groups = list(answers.get(3)?.clone());
+        let own = groups.iter().find(|g| field(g, "name").and_then(as_text) == Some(group))?;
+        let last = field(own, "last-delivered-id").and_then(as_id).unwrap_or((0, 0));
+        let deleted = field(answers.get(4)?, "max-deleted-entry-id").and_then(as_id).unwrap_or((0, 0));
+        let lag = field(own, "lag").and_then(as_int).and_then(|n| u64::try_from(n).ok());
+        // The server's own number is right unless entries ahead of the group were deleted (redis #13337, #13957, #14257).
+        lag.filter(|_| link.facts.counts && deleted <= last).map(Count::Exact)
+    }
+
+    async fn side_backlog(&self, link: &Link, keys: &GroupKeys, group: &str) -> Result<Option<[Count; 3]>> {
+        if self.group_of(link, &keys.stream, group).await?.is_none() {
+            return Ok(None);
+        }
+        let Some(mut answers) = self.look_at_once(link, keys, group, !link.facts.counts).await? else {
+            return Ok(None);
+        };
+        let lag = match Self::lag(link, group, &answers) {
+            Some(lag) => lag,
+            None => {
+                let Some(counted) = self.look_at_once(link, keys, group, true).await? else { return Ok(None) };
+                answers = counted;
+                Self::lag(link, group, &answers).unwrap_or(Count::Unknown)
+            }
+        };
         let number = |value: Option<&Value>| value.and_then(as_int).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
         let (due, later) = (number(answers.get(1)), number(answers.get(2)));
         let summary = answers.into_iter().next().map(list).unwrap_or_default();

@@ -110,6 +110,13 @@ impl Reader {
             let mut parts = list(answer).into_iter();
             let mut next = || parts.next().unwrap_or_default();
             let (added, gone, ended, entries) = (next(), next(), next(), list(next()));
+            let last = as_id(&next()).unwrap_or(self.at);
+            if last < self.at {
+                // Another stream, or what is left of it. What comes now has lower ids than what was read.
+                self.gap(GapCause::Deleted, None);
+                (self.at, self.index) = (last, as_int(&added).unwrap_or(0));
+                continue;
+            }
             self.find_gap(as_int(&gone).unwrap_or(-1));
             self.hand_over(entries);
             if as_int(&ended) != Some(1) {

@@ -67,6 +67,8 @@ struct State {
     closed: bool,
     /// Why the connection ended.
     ended: Option<RedisError>,
+    /// An answer did not come in time.
+    late: bool,
 }
 
 type Shared = Arc<Mutex<State>>;
@@ -106,6 +108,12 @@ impl Conn {
         let shared = Shared::default();
         env.spawn(Line::new(io, shared.clone(), pushes).run());
         Self { guard: Arc::new(Guard(shared)), timeout }
+    }
+
+    /// Whether it ended, or owes an answer that did not come in time: then it is for nobody new.
+    pub(crate) fn is_lost(&self) -> bool {
+        let state = self.guard.0.lock();
+        state.ended.is_some() || state.late
     }
 
     /// On its way when this returns.
@@ -185,7 +193,10 @@ impl Asked {
         let answers = match self.conn.timeout {
             Some(timeout) => match tokio::time::timeout(timeout, self.answers).await {
                 Ok(answers) => answers,
-                Err(_) => return Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+                Err(_) => {
+                    self.conn.guard.0.lock().late = true;
+                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+                }
             },
             None => self.answers.await,
         };

@@ -153,7 +153,7 @@ impl Hub {
     async fn main_link(&self) -> Result<Link> {
         let known = self.main.lock().await.clone();
         if let Some(node) = known
-            && let Some(link) = self.links.lock().await.get(&node.to_string())
+            && let Some(link) = self.links.lock().await.get(&node.to_string()).filter(|link| !link.conn.is_lost())
         {
             return Ok(link.clone());
         }
@@ -254,7 +254,8 @@ impl Hub {
     async fn link_to(&self, node: &ConnectionAddr) -> Result<Link> {
         // Held while connecting: sessions that start together share one connection.
         let mut links = self.links.lock().await;
-        if let Some(link) = links.get(&node.to_string()) {
+        // Of a client that only looks now and then, nobody else notices that its connection is lost.
+        if let Some(link) = links.get(&node.to_string()).filter(|link| !link.conn.is_lost()) {
             return Ok(link.clone());
         }
         let timeout = self.options.response_timeout;

@@ -27,10 +27,14 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Streams {
     pub(crate) hub: Arc<Hub>,
-    memories: Mutex<HashMap<Name, Arc<Mutex<Memory>>>>,
+    memories: Arc<Mutex<HashMap<Name, Arc<Mutex<Memory>>>>>,
     /// Names that were joined and not left yet.
     names: Arc<Mutex<HashSet<Name>>>,
 }
+
+/// How large entries are taken to be before the first was read: as large as a message may be unless told otherwise, so that the
+/// first read keeps to the bytes that may be in hand.
+const LARGE: u64 = 1_000_000;
 
 /// A member's name in a group, by the keys that leaving needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -43,7 +47,7 @@ pub(crate) struct Name {
 
 impl Streams {
     pub(crate) fn new(hub: Arc<Hub>) -> Self {
-        Self { hub, memories: Mutex::default(), names: Arc::default() }
+        Self { hub, memories: Arc::default(), names: Arc::default() }
     }
 
     /// Leaves what members could not leave themselves, because their connection was lost when they closed.
@@ -96,6 +100,10 @@ impl Streams {
             member: session.member.to_string(),
         };
         let memory = self.memory(&name);
+        if session.generation == 1 {
+            // Another consumer had the name before, and its group was not this one's.
+            memory.lock().begin();
+        }
         let keep = prepare_topic(link, &sub.topic, sub.retention, sub.partitions, sub.provisioning).await?;
         let start = start_id(sub.start, keep, &sub.topic)?;
         let lost = self.provide_group(link, &session, &keys, &group, &start, &memory).await?;
@@ -136,7 +144,7 @@ impl Streams {
             clock: Mutex::default(),
             starved: AtomicBool::new(false),
             revived: AtomicBool::new(lost),
-            mean: AtomicU64::new(1),
+            mean: AtomicU64::new(LARGE),
             acked: AtomicBool::new(true),
             stuck: Mutex::default(),
             session,
@@ -160,11 +168,12 @@ impl Streams {
             // Handles of the session before are fenced. A new process under an old name: its predecessor died.
             adopt(&member, generation == 1).await?;
         }
-        let names = self.names.clone();
+        let (names, memories) = (self.names.clone(), self.memories.clone());
         Ok(Box::pin(async move {
             let end = run(member, conn, client).await;
             if let End::Closed = &end {
                 names.lock().remove(&name);
+                memories.lock().remove(&name);
             }
             end
         }))
@@ -229,10 +238,18 @@ pub(crate) fn mends(kind: ErrorKind) -> bool {
 async fn run(member: Member, conn: Conn, client: i64) -> End {
     let end = run_loops(&member, conn, client).await;
     member.remember();
+    if end.is_err() {
+        // What was settled and not taken up yet.
+        let mut plan = mq_core::Plan::default();
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let _ = member.session.settles.poll_take(&mut cx, &mut plan);
+        drop(crate::settle::Doubt::of(&member, &plan));
+    }
     match end {
         Ok(()) => End::Closed,
         Err(error) => {
             match error.kind() {
+                ErrorKind::NotFound if only_redrive_is_lost(&member).await => member.gap(GapCause::Deleted, None),
                 ErrorKind::NotFound => member.memory.lock().group_lost = true,
                 kind if mends(kind) => member.hub.lost(&member.link).await,
                 _ => {}
@@ -240,6 +257,15 @@ async fn run(member: Member, conn: Conn, client: i64) -> End {
             End::Lost(error)
         }
     }
+}
+
+/// Whether the group is where it was, and only the stream that redrive writes to is gone.
+async fn only_redrive_is_lost(member: &Member) -> bool {
+    let [main, again] = &member.sides;
+    let has = async |side: &Side| has_group(&member.link, &side.keys.stream, &member.group).await;
+    member.again.load(std::sync::atomic::Ordering::Relaxed)
+        && matches!(has(main).await, Ok(true))
+        && matches!(has(again).await, Ok(false))
 }
 
 /// What is left at the end gets this long: the engine waits 2 s for the whole.

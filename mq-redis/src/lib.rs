@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | `connect_timeout` | `30s` | how long a server that is down is waited for at start |
 //! | `response_timeout` | `15s` | time without an answer after which a connection counts as lost |
-//! | `wait`, `wait_timeout` | `0` (Sentinel: `1`), `1s` | replicas that must have a send, and how long they may take; unmet is an unknown outcome |
+//! | `wait`, `wait_timeout` | `0` (Sentinel: `1`), `1s` | replicas that must have a send, and how long they may take (above zero, below `response_timeout`); unmet is an unknown outcome |
 //! | `sentinel`, `sentinel_user`, `sentinel_password` | | the hosts are Sentinels of the master of this name |
 //! | `ca`, `cert`, `key` | system roots | PEM files for `rediss` |
 //! | `address_map` | none | `told:port=reached:port,…`: what a Cluster or a Sentinel tells, and where it is reached from here, for servers in containers |

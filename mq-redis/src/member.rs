@@ -10,7 +10,7 @@ use mq_api::{Error, Event, Gap, GapCause, Message, Position};
 use mq_core::{Incoming, Lane, Session, Token};
 use parking_lot::Mutex;
 use redis::{RedisError, Value};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,8 +25,9 @@ pub(crate) struct Memory {
     pub(crate) group_lost: bool,
     /// The lowest id that the group had not settled when it was last looked at.
     pub(crate) low: Option<String>,
-    /// Number of the next hand-over of what was in the application's hands when a session was lost.
-    pub(crate) attempts: HashMap<(usize, Token), u32>,
+    /// Number of the next hand-over of what was in the application's hands, or whose settlement is unknown, when a session was
+    /// lost.
+    attempts: BTreeMap<(usize, Token), u32>,
     /// The last suspects that were recorded as handed over alone, with the number of the trial. While this process lives, it did
     /// not die of them.
     tried: VecDeque<(usize, Token, u32)>,
@@ -38,8 +39,29 @@ pub(crate) struct Memory {
 
 /// A member has one suspect in hand; others may still come back that it settled without hearing the answer.
 const TRIED: usize = 256;
+/// Twice as many as a member has in hand when it is asked for many; what others took over stays until newer ones push it out.
+const ATTEMPTS: usize = 65_536;
 
 impl Memory {
+    /// Another consumer begins under the name.
+    pub(crate) fn begin(&mut self) {
+        (self.seen, self.group_lost, self.low, self.last) = (false, false, None, None);
+    }
+
+    /// The next hand-over of an entry, if it comes again, has this number.
+    pub(crate) fn comes_as(&mut self, side: usize, token: Token, attempt: u32) {
+        let next = self.attempts.entry((side, token)).or_insert(attempt);
+        *next = attempt.max(*next);
+        if self.attempts.len() > ATTEMPTS {
+            self.attempts.pop_first();
+        }
+    }
+
+    /// The number of the next hand-over, as far as this process knows.
+    pub(crate) fn next_attempt(&mut self, side: usize, token: Token) -> u32 {
+        self.attempts.remove(&(side, token)).unwrap_or(1)
+    }
+
     /// A suspect is recorded as handed over alone for the n-th time.
     pub(crate) fn tried(&mut self, side: usize, token: Token, n: u32) {
         self.tried.retain(|(at, known, _)| (*at, *known) != (side, token));
@@ -168,7 +190,9 @@ impl Member {
         }
         let bytes: usize = entries.iter().map(|(_, message)| message.size()).sum();
         let mean = (bytes / entries.len()) as u64;
-        self.mean.store(self.mean.load(Ordering::Relaxed).midpoint(mean).max(1), Ordering::Relaxed);
+        // At once upward: what is read next may be as large.
+        let mean = self.mean.load(Ordering::Relaxed).midpoint(mean).max(mean).max(1);
+        self.mean.store(mean, Ordering::Relaxed);
         let incoming = entries.into_iter().map(|(id, message)| {
             let known = if notes.is_empty() { Known::FIRST } else { notes.get(&id).copied().unwrap_or(Known::FIRST) };
             self.incoming(side, id, message, known)
@@ -191,7 +215,7 @@ impl Member {
             let (attempt, trials) = notes(as_bytes(&parts[2]).unwrap_or_default());
             let (attempt, trials) = {
                 let mut memory = self.memory.lock();
-                let next = memory.attempts.remove(&(side, token)).unwrap_or(1);
+                let next = memory.next_attempt(side, token);
                 (next.max(attempt), memory.deaths(side, token, trials))
             };
             // The same process had it before: the former handle must be stale before there is another.
@@ -213,7 +237,7 @@ impl Member {
     }
 
     /// Where a side stands among the sides.
-    fn number_of(&self, side: &Side) -> usize {
+    pub(crate) fn number_of(&self, side: &Side) -> usize {
         self.sides.iter().position(|known| known.lane.id() == side.lane.id()).unwrap_or(0)
     }
 
@@ -251,7 +275,7 @@ impl Member {
         for (at, side) in self.sides.iter().enumerate() {
             side.lane.visit(|slot| {
                 if slot.handed && !slot.settled {
-                    memory.attempts.insert((at, slot.token), slot.attempt + 1);
+                    memory.comes_as(at, slot.token, slot.attempt + 1);
                 }
             });
         }

@@ -14,10 +14,12 @@ use mq_api::{
     Admin, Backlog, Capabilities, DeadLetter, Error, ErrorKind, Event, Gap, GapCause, Group, GroupInfo,
     PendingDelivery, Position, RedriveOptions, RedriveReport, Result, Start, Topic, TopicInfo, TopicSpec, async_trait,
 };
-use mq_core::{Driver, End, Incoming, Lane, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, Token, TxSession};
+use mq_core::{
+    Driver, End, Env, Incoming, Lane, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, Token, TxSession,
+};
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,6 +41,8 @@ struct Place {
 #[derive(Default)]
 struct Listeners {
     by_place: HashMap<Place, Vec<(u64, Arc<Lane>)>>,
+    /// Those that the server confirmed.
+    confirmed: HashSet<Place>,
     next: u64,
 }
 
@@ -93,7 +97,8 @@ impl PubSub {
         let place = place_of(&session)?;
         let receiver = self.receiver(link).await?;
         let lane = session.open_lane(None, session.generation);
-        let number = receiver.join(&place, &lane).await?;
+        let listener = Listener::new(receiver, place, &lane, self.hub.env.clone());
+        listener.receiver.confirm(&listener.place).await?;
         if session.generation > 1 {
             let topic = session.subscription.topic.clone();
             session.events.push(Event::Gap(Gap::new(topic, GapCause::Disconnected)));
@@ -101,7 +106,7 @@ impl PubSub {
         let hub = self.hub.clone();
         let link = link.clone();
         Ok(Box::pin(async move {
-            let mut ended = receiver.ended.clone();
+            let mut ended = listener.receiver.ended.clone();
             let stopping = session.draining.cancelled();
             let why = tokio::select! { biased;
                 () = stopping => None,
@@ -110,7 +115,7 @@ impl PubSub {
             };
             match why {
                 None => {
-                    receiver.leave(&place, number).await;
+                    listener.receiver.leave(&listener.place, listener.number).await;
                     session.stop.cancelled().await;
                     End::Closed
                 }
@@ -147,30 +152,63 @@ fn place_of(session: &Session) -> Result<Place> {
     Ok(Place { name: stream(&sub.topic).into_bytes(), pattern })
 }
 
-impl Receiver {
-    /// Adds a listener; the server has confirmed the channel when this returns.
-    async fn join(&self, place: &Place, lane: &Arc<Lane>) -> Result<u64> {
-        let _order = self.changes.lock().await;
-        let (number, first) = {
-            let mut all = self.listeners.lock();
+/// One subscription's part of the connection; leaves it when dropped, also by who was cancelled while it joined.
+struct Listener {
+    receiver: Arc<Receiver>,
+    place: Place,
+    number: u64,
+    env: Env,
+}
+
+impl Listener {
+    fn new(receiver: Arc<Receiver>, place: Place, lane: &Arc<Lane>, env: Env) -> Self {
+        let number = {
+            let mut all = receiver.listeners.lock();
             all.next += 1;
             let number = all.next;
-            let here = all.by_place.entry(place.clone()).or_default();
-            here.push((number, lane.clone()));
-            (number, here.len() == 1)
+            all.by_place.entry(place.clone()).or_default().push((number, lane.clone()));
+            number
         };
-        if first {
-            let mut conn = self.conn.clone();
-            let asked = match place.pattern {
-                true => conn.psubscribe(place.name.as_slice()).await,
-                false => conn.subscribe(place.name.as_slice()).await,
-            };
-            if let Err(error) = asked {
-                self.forget(place, number);
-                return Err(failure(error, "subscribing"));
-            }
+        Self { receiver, place, number, env }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let here = self
+            .receiver
+            .listeners
+            .lock()
+            .by_place
+            .get(&self.place)
+            .is_some_and(|all| all.iter().any(|(n, _)| *n == self.number));
+        if !here {
+            return;
         }
-        Ok(number)
+        if self.receiver.ended.borrow().is_some() {
+            self.receiver.forget(&self.place, self.number);
+            return;
+        }
+        let (receiver, place, number) = (self.receiver.clone(), self.place.clone(), self.number);
+        self.env.spawn(async move { receiver.leave(&place, number).await });
+    }
+}
+
+impl Receiver {
+    /// The server has confirmed the channel when this returns.
+    async fn confirm(&self, place: &Place) -> Result<()> {
+        let _order = self.changes.lock().await;
+        if self.listeners.lock().confirmed.contains(place) {
+            return Ok(());
+        }
+        let mut conn = self.conn.clone();
+        let asked = match place.pattern {
+            true => conn.psubscribe(place.name.as_slice()).await,
+            false => conn.subscribe(place.name.as_slice()).await,
+        };
+        asked.map_err(|error| failure(error, "subscribing"))?;
+        self.listeners.lock().confirmed.insert(place.clone());
+        Ok(())
     }
 
     fn forget(&self, place: &Place, number: u64) -> bool {
@@ -180,6 +218,7 @@ impl Receiver {
         let last = here.is_empty();
         if last {
             all.by_place.remove(place);
+            all.confirmed.remove(place);
         }
         last
     }

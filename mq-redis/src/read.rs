@@ -206,12 +206,15 @@ async fn look_up(member: &Member, side: usize, entries: &[(Id, Message)]) -> Res
     let found = member.link.query(&cmd).await.map_err(|e| member.error(e, "reading attempts"))?;
     let found = list(found);
     let mut noted = HashMap::new();
+    let mut memory = member.memory.lock();
     for ((id, _), note) in entries.iter().zip(&found) {
-        if let Some(text) = as_bytes(note) {
-            let (attempt, trials) = notes(text);
+        let (attempt, trials) = notes(as_bytes(note).unwrap_or_default());
+        let attempt = attempt.max(memory.next_attempt(side, mq_core::Token(id.0, id.1)));
+        if (attempt, trials) != (1, 0) {
             noted.insert(*id, Known { count: 1, attempt, trials });
         }
     }
+    drop(memory);
     Ok(noted)
 }
 

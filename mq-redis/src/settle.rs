@@ -29,9 +29,59 @@ pub(crate) async fn settle_loop(member: &Member) -> Result<(), Error> {
     }
 }
 
+/// Settlements whose outcome is not known yet. Dropped so, each that comes again comes as the hand-over after that one.
+pub(crate) struct Doubt<'m> {
+    member: &'m Member,
+    /// Acknowledged at the first hand-over.
+    first: Vec<(u32, Token)>,
+    /// With the number of the next hand-over.
+    others: Vec<(u32, Token, u32)>,
+}
+
+impl<'m> Doubt<'m> {
+    pub(crate) fn of(member: &'m Member, plan: &Plan) -> Self {
+        let (mut first, mut others) = (Vec::with_capacity(plan.acks.len()), Vec::new());
+        let later = member.sides.iter().any(|side| !side.known.lock().is_empty());
+        let attempt = |lane, token| member.side_of(lane).map_or(1, |side| side.known(token).attempt);
+        for ack in &plan.acks {
+            match if later { attempt(ack.lane, ack.token) } else { 1 } {
+                1 => first.push((ack.lane, ack.token)),
+                n => others.push((ack.lane, ack.token, n + 1)),
+            }
+        }
+        for other in &plan.others {
+            let next = match &other.how {
+                Carry::Settle(Settlement::Retry { attempt, .. }) => *attempt,
+                Carry::Settle(Settlement::Release) | Carry::Trial(_) => continue,
+                Carry::Settle(_) => attempt(other.lane, other.token) + 1,
+            };
+            others.push((other.lane, other.token, next));
+        }
+        Self { member, first, others }
+    }
+
+    fn settle(mut self) {
+        (self.first, self.others) = Default::default();
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        let first = self.first.drain(..).map(|(lane, token)| (lane, token, 2));
+        let mut memory = self.member.memory.lock();
+        for (lane, token, next) in first.chain(self.others.drain(..)) {
+            if let Some(side) = self.member.side_of(lane) {
+                memory.comes_as(self.member.number_of(side), token, next);
+            }
+        }
+    }
+}
+
 /// Carries out one plan and tells.
 pub(crate) async fn flush(member: &Member, plan: &mut Plan) -> Result<(), Error> {
+    let doubt = Doubt::of(member, plan);
     let exceptions = carry_out(member, plan).await?;
+    doubt.settle();
     member.session.settles.confirm(plan.upto, exceptions);
     plan.acks.clear();
     plan.urgent = false;

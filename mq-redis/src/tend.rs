@@ -7,7 +7,7 @@ use crate::keys::meta;
 use crate::member::{Member, Side};
 use crate::scripts::{ADOPT, LEAVE, RENEW, TAKE, TRIM};
 use crate::settle::retry_stuck;
-use crate::topology::{Keep, ahead, has_group};
+use crate::topology::{Keep, has_group, place_of};
 use crate::wake::reading;
 use mq_api::{Error, GapCause};
 use mq_core::Token;
@@ -93,6 +93,7 @@ pub(crate) async fn tend_loop(member: &Member) -> Result<(), Error> {
             at.look = Instant::now() + next.map_or(idle, |due| due.min(idle));
         }
         if now >= at.trim {
+            stay(member).await?;
             note_place(member).await?;
             at.trim = now + TRIM_EVERY;
         }
@@ -252,7 +253,7 @@ pub(crate) async fn adopt(member: &Member, died: bool) -> Result<(), Error> {
 
 /// Sets the server's count of what the group has read right, or says that it is not known: what others removed is counted by it.
 pub(crate) async fn correct(member: &Member) -> Result<(), Error> {
-    let asked = ahead(&member.link, &member.sides[0].keys.stream, &member.group, true).await;
+    let asked = place_of(&member.sides[0].keys.stream, &member.group, true).run(&member.link).await;
     asked.map(drop).map_err(|e| member.error(e, "counting what the group has read"))
 }
 
@@ -282,6 +283,21 @@ pub(crate) async fn note_place(member: &Member) -> Result<(), Error> {
         member.again.store(true, Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// Shows that the member lives while it reads nothing (paused, hands full): a name that the server has not heard of for a while
+/// is taken for that of a dead one.
+async fn stay(member: &Member) -> Result<(), Error> {
+    let credit = member.session.flow.credit();
+    if credit.count > 0 && credit.bytes > 0 {
+        return Ok(());
+    }
+    // Of what it holds already, nothing: no entry comes after such an id. The very last id would mean `>`, new ones.
+    let last = crate::answer::id_text((u64::MAX, 0));
+    let mut look = redis::cmd("XREADGROUP");
+    look.arg("GROUP").arg(&member.group).arg(&member.me).arg("COUNT").arg(1);
+    look.arg("STREAMS").arg(&member.sides[0].keys.stream).arg(last);
+    member.link.query(&look).await.map(drop).map_err(|e| member.error(e, "staying in the group"))
 }
 
 async fn tidy(member: &Member) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 use crate::answer::{as_bytes, as_int, as_text, before, failure, field, id_text, list};
 use crate::connect::Link;
 use crate::keys::{GroupKeys, meta, stream};
-use crate::scripts::{PLACE, REVIVE};
+use crate::scripts::{Call, PLACE, REVIVE};
 use mq_api::{Error, ErrorKind, Group, Provisioning, ReplayFrom, Result, Retention, Start, Topic};
 use redis::Value;
 use std::fmt;
@@ -77,9 +77,8 @@ pub(crate) struct Known {
 const COUNTED: usize = 10_000;
 
 /// Asks how many entries are ahead of a group, and corrects the server's counter of what it has read, or not.
-pub(crate) async fn ahead(link: &Link, stream: &str, group: &str, correct: bool) -> redis::RedisResult<Value> {
-    let call = PLACE.on(&[stream]).arg(group).arg(COUNTED.to_string()).arg(if correct { "1" } else { "0" });
-    call.run(link).await
+pub(crate) fn place_of(stream: &str, group: &str, correct: bool) -> Call {
+    PLACE.on(&[stream]).arg(group).arg(COUNTED.to_string()).arg(if correct { "1" } else { "0" })
 }
 
 /// Looks at a topic without changing it.

@@ -1,7 +1,7 @@
 //! What a URL says. Strict: unknown parameters and values of the wrong type are errors that name the parameter and the allowed
 //! ones.
 
-use mq_api::{Error, ErrorKind, Result};
+use mq_api::{Error, ErrorKind, LONGEST, Result};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -83,12 +83,14 @@ fn duration(key: &str, text: &str) -> Result<Duration> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let wrong = || bad(format!("{key}={text}: not a duration; write a number and a unit, such as 250ms, 30s or 5m"));
     let n: u64 = text[..split].parse().map_err(|_| wrong())?;
-    match &text[split..] {
-        "ms" => Ok(Duration::from_millis(n)),
-        "s" => Ok(Duration::from_secs(n)),
-        "m" => Ok(Duration::from_secs(n.saturating_mul(60))),
-        _ => Err(wrong()),
-    }
+    let time = match &text[split..] {
+        "ms" => Duration::from_millis(n),
+        "s" => Duration::from_secs(n),
+        "m" => Duration::from_secs(n.saturating_mul(60)),
+        _ => return Err(wrong()),
+    };
+    // Clocks cannot count further than some centuries.
+    if time > LONGEST { Err(bad(format!("{key}={text}: at most ten years"))) } else { Ok(time) }
 }
 
 fn number<T: std::str::FromStr>(key: &str, text: &str) -> Result<T> {
@@ -256,6 +258,12 @@ impl Options {
             return Err(bad("sentinel needs hosts, not a unix socket"));
         }
         self.wait = wait.unwrap_or(u32::from(self.sentinel.is_some()));
+        if self.wait > 0 && self.wait_timeout.is_zero() {
+            return Err(bad("wait_timeout must be at least 1ms: WAIT takes 0 for waiting for ever"));
+        }
+        if self.wait > 0 && self.wait_timeout >= self.response_timeout {
+            return Err(bad("wait_timeout must be below response_timeout, or a wait counts as a lost connection"));
+        }
         if self.transport == Transport::PubSub && wait.is_some() {
             return Err(bad("wait is for streams: nothing of Pub/Sub is stored, so there is nothing to wait for"));
         }
@@ -321,6 +329,10 @@ mod tests {
             ("redis://h?tiemout=3s", "tiemout"),
             ("redis://h?connect_timeout=3", "connect_timeout=3"),
             ("redis://h?wait=x", "wait=x"),
+            ("redis://h?wait=1&wait_timeout=0s", "wait_timeout"),
+            ("redis://h?wait=1&wait_timeout=20s", "response_timeout"),
+            ("redis://h?connect_timeout=99999999999999999s", "ten years"),
+            ("redis://h?response_timeout=18446744073709551615m", "ten years"),
             ("redis://h/x", "database number"),
             ("redis://h:port", "port"),
             ("redis://h?ca=/x", "rediss"),

@@ -1,6 +1,6 @@
 use super::{Config, Param, Secret};
 use mq_api::{Error, ErrorKind, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Config {
     /// Reads the variables that begin with `prefix`: with `SHOP_MQ_` these are `SHOP_MQ_URL`, `SHOP_MQ_USERNAME`,
@@ -49,6 +49,7 @@ impl Config {
                 .map_err(|_| Error::new(ErrorKind::Config, format!("the environment variable {name} is not UTF-8")))?;
             ours.insert(key, value);
         }
+        let mut names = BTreeSet::new();
         for (key, value) in ours {
             match key.as_str() {
                 "URL" => self.url = Secret::new(value),
@@ -56,7 +57,15 @@ impl Config {
                 "PASSWORD" => self.password = Some(Secret::new(value)),
                 other => match other.strip_prefix("PARAM_") {
                     Some(name) if !name.is_empty() => {
-                        self.params.insert(name.to_ascii_lowercase(), Param::Text(value));
+                        let name = name.to_ascii_lowercase();
+                        if !names.insert(name.clone()) {
+                            let twice = format!(
+                                "two environment variables set the parameter '{name}'; keep {prefix}PARAM_{}",
+                                name.to_ascii_uppercase()
+                            );
+                            return Err(Error::new(ErrorKind::Config, twice));
+                        }
+                        self.params.insert(name, Param::Text(value));
                     }
                     _ => {
                         return Err(Error::new(
@@ -104,6 +113,8 @@ mod tests {
     fn mistakes_are_named() {
         let text = read(&[("MQ_URL", "memory://"), ("MQ_PASSWROD", "secret")]).unwrap_err().to_string();
         assert!(text.contains("MQ_PASSWROD") && text.contains("MQ_PASSWORD") && !text.contains("secret"), "{text}");
+        let text = read(&[("MQ_URL", "memory://"), ("MQ_PARAM_a", "1"), ("MQ_PARAM_A", "2")]).unwrap_err().to_string();
+        assert!(text.contains("MQ_PARAM_A"), "{text}");
         let text = read(&[("MQ_USERNAME", "u")]).unwrap_err().to_string();
         assert!(text.contains("MQ_URL is not set"), "{text}");
     }

@@ -2,6 +2,7 @@
 
 mod environment;
 mod file;
+mod raw;
 mod secret;
 
 use mq_api::{Broker, Error, ErrorKind, Result};
@@ -33,15 +34,12 @@ use url::Url;
 /// A configuration is the URL in parts: [`Config::connect`] puts them together, and the backend reads the whole as strictly
 /// as a URL given to [`connect`](crate::connect()).
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "raw::Raw")]
 #[non_exhaustive]
 pub struct Config {
     url: Secret,
-    #[serde(default)]
     username: Option<String>,
-    #[serde(default)]
     password: Option<Secret>,
-    #[serde(default)]
     params: BTreeMap<String, Param>,
 }
 
@@ -51,6 +49,8 @@ pub struct Config {
 enum Param {
     Bool(bool),
     Integer(i64),
+    /// Above the largest `i64`: as a float it would become another number.
+    Unsigned(u64),
     Float(f64),
     Text(String),
     #[allow(dead_code, reason = "only there to be named in an error")]
@@ -62,6 +62,7 @@ impl Param {
         match self {
             Self::Bool(value) => Ok(value.to_string()),
             Self::Integer(value) => Ok(value.to_string()),
+            Self::Unsigned(value) => Ok(value.to_string()),
             Self::Float(value) => Ok(value.to_string()),
             Self::Text(value) => Ok(value.clone()),
             Self::Other(_) => Err(Error::new(

@@ -1,9 +1,7 @@
-use serde::Deserialize;
 use std::fmt;
 
 /// Text that never shows in `Debug`.
-#[derive(Clone, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone)]
 pub(super) struct Secret(String);
 
 impl Secret {

@@ -1,24 +1,17 @@
 //! Batch handlers: several messages at once, a result for each.
 
-use super::books::{Books, Report};
 use super::extract::{FromRef, State};
 use super::handler::Never;
-use super::route::BatchService;
-use super::slots::{Polled, Signal, Slots, Stop};
 use super::{FromDelivery, IntoOutcome, Outcome, Request};
-use futures_core::future::BoxFuture;
-use mq_api::{BoxError, CloseReport, Consumer, Deliveries, Error, ErrorKind, Subscription, Ticket};
+use mq_api::BoxError;
 use pin_project_lite::pin_project;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 use tower_service::Service;
 
 /// The messages of one batch, each taken by an extractor: `Batch<Json<Order>>`, or several as a tuple,
@@ -223,173 +216,5 @@ impl<H: BatchHandler<Args, S>, Args, S> Service<BatchRequest> for BatchHandlerSe
 
     fn call(&mut self, request: BatchRequest) -> Self::Future {
         Never { future: self.handler.call(request, &self.state) }
-    }
-}
-
-/// Batches run before other tasks get their turn.
-const TURN: u32 = 16;
-
-/// One batch route at work. A batch is what is there when a slot is free, at most `max`: nothing waits for a batch to fill.
-pub(super) struct BatchRunner<Svc: BatchService> {
-    service: Svc,
-    ready: bool,
-    consumer: Box<dyn Consumer>,
-    slots: Slots<Svc::Future, Vec<Ticket>>,
-    buffer: Deliveries,
-    max: usize,
-    books: Books,
-    /// At most once: what the consumer has is settled, and is begun also while the route closes.
-    settled_first: bool,
-    signal: Arc<Signal>,
-    deadline: Duration,
-    closing: Option<BoxFuture<'static, CloseReport>>,
-    error: Option<Error>,
-}
-
-impl<Svc: BatchService> BatchRunner<Svc> {
-    pub(super) fn new(
-        subscription: &Subscription,
-        service: Svc,
-        max: usize,
-        consumer: Box<dyn Consumer>,
-        signal: Arc<Signal>,
-        deadline: Duration,
-    ) -> Self {
-        Self {
-            service,
-            ready: false,
-            consumer,
-            slots: Slots::new(subscription.concurrency.max(1), signal.clone()),
-            buffer: Deliveries::new(),
-            max: max.clamp(1, subscription.max_in_flight.max(1)),
-            books: Books::default(),
-            settled_first: subscription.settles_first(),
-            signal,
-            deadline,
-            closing: None,
-            error: None,
-        }
-    }
-
-    pub(super) fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {
-        self.signal.register(cx);
-        let books = &mut self.books;
-        self.slots.poll_woken(|polled| enter(books, polled));
-        if self.closing.is_none() {
-            match self.signal.stopping() {
-                Stop::No => self.feed_safely(cx),
-                _ => self.begin_close(),
-            }
-        }
-        if self.closing.is_some() && self.settled_first && self.signal.stopping() != Stop::Abandon {
-            self.feed_safely(cx);
-        }
-        self.books.flush();
-        if self.slots.busy() == 0 {
-            self.signal.idle();
-        }
-        self.poll_close(cx)
-    }
-
-    /// Feeds, and goes on after a handler that panicked.
-    fn feed_safely(&mut self, cx: &mut Context<'_>) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.feed(cx))) {
-            // The rest has its turn after the other tasks.
-            cx.waker().wake_by_ref();
-            match self.slots.panicked(&*panic) {
-                Some(polled) => enter(&mut self.books, polled),
-                None => resume_unwind(panic),
-            }
-        }
-    }
-
-    fn feed(&mut self, cx: &mut Context<'_>) {
-        for _ in 0..TURN {
-            if self.slots.free() == 0 {
-                return;
-            }
-            if !self.ready {
-                match self.service.poll_ready(cx) {
-                    Poll::Ready(Ok(())) => self.ready = true,
-                    Poll::Ready(Err(e)) => {
-                        let e: BoxError = e.into();
-                        let text = format!("a layer of a batch route is not ready any more: {e}");
-                        return self.fail(Error::new(ErrorKind::Other, text).with_source(e));
-                    }
-                    Poll::Pending => return,
-                }
-            }
-            self.books.flush();
-            match self.consumer.poll_batch(cx, self.max, &mut self.buffer) {
-                Poll::Ready(Ok(0)) => return self.begin_close(),
-                Poll::Ready(Ok(_)) => {}
-                Poll::Ready(Err(e)) => return self.fail(e),
-                Poll::Pending => return,
-            }
-            let mut requests = Vec::with_capacity(self.buffer.len());
-            let mut tickets = Vec::with_capacity(self.buffer.len());
-            while let Some(delivery) = self.buffer.pop() {
-                let (message, position, attempt, ticket) = delivery.into_parts();
-                requests.push(Request::new(message, position, attempt, ticket.lost()));
-                tickets.push(ticket);
-            }
-            self.ready = false;
-            let service = &mut self.service;
-            // A batch has many owners at once: a lost message's settlement is stale, and its neighbours go on.
-            let polled = self.slots.start(tickets, |_| None, || service.call(BatchRequest(requests)));
-            enter(&mut self.books, polled);
-        }
-        cx.waker().wake_by_ref();
-    }
-
-    #[cold]
-    fn fail(&mut self, error: Error) {
-        tracing::error!(error = %error, "a batch route ends");
-        self.error = Some(error);
-        self.begin_close();
-    }
-
-    #[cold]
-    fn begin_close(&mut self) {
-        if self.closing.is_none() {
-            self.closing = Some(self.consumer.control().close(self.deadline));
-        }
-    }
-
-    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {
-        let Some(closing) = &mut self.closing else { return Poll::Pending };
-        if self.signal.stopping() == Stop::Abandon {
-            self.slots.abandon(drop);
-        }
-        let close = ready!(closing.as_mut().poll(cx));
-        self.slots.abandon(drop);
-        self.books.report.close += close;
-        let report = self.books.report;
-        Poll::Ready(match self.error.take() {
-            None => Ok(report),
-            Some(error) => Err((error, report)),
-        })
-    }
-}
-
-fn enter<E: Into<BoxError>>(books: &mut Books, polled: Polled<Result<Outcomes, E>, Vec<Ticket>>) {
-    match polled {
-        Polled::Pending => {}
-        Polled::Lost(tickets) => tickets.into_iter().for_each(|ticket| books.lost(ticket)),
-        Polled::Panicked(text, tickets) => tickets.into_iter().for_each(|ticket| books.panicked(text.clone(), ticket)),
-        Polled::Done(Ok(Outcomes::All(outcome)), tickets) => {
-            tickets.into_iter().for_each(|ticket| books.settle_or_ack(outcome.clone(), ticket));
-        }
-        Polled::Done(Ok(Outcomes::Each(each)), tickets) => {
-            let mut each = each.into_iter();
-            for ticket in tickets {
-                let missing = || Outcome::failed("a layer of a batch route returned too few outcomes");
-                books.settle_or_ack(each.next().unwrap_or_else(missing), ticket);
-            }
-        }
-        Polled::Done(Err(error), tickets) => {
-            let outcome = Outcome::failed(error);
-            tickets.into_iter().for_each(|ticket| books.settle_or_ack(outcome.clone(), ticket));
-        }
     }
 }

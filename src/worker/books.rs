@@ -18,7 +18,8 @@ pub struct Report {
     /// Given back untried: by the handler, or fetched ahead and not begun.
     pub released: u64,
     /// No longer ours before the handler was done (lease lost, partition revoked, `max_processing`, the deadline of a
-    /// shutdown): the handler was dropped. Those of a shutdown are in [`close`](Self::close) as given back, too.
+    /// shutdown, [`abandon`](super::WorkerHandle::abandon)): the handler was dropped. Those of a deadline are in
+    /// [`close`](Self::close) as given back, too.
     pub lost: u64,
     /// What closing the consumers left.
     pub close: CloseReport,

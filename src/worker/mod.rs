@@ -10,6 +10,7 @@
 //! | pause, resume, stop | [`WorkerHandle`] |
 
 mod batch;
+mod batch_runner;
 mod books;
 mod builder;
 mod extract;

@@ -1,6 +1,7 @@
 //! Routes: a subscription and the service that handles it, typed until the worker runs, so that no message pays for a box.
 
-use super::batch::{BatchRequest, BatchRunner, Outcomes};
+use super::batch::{BatchRequest, Outcomes};
+use super::batch_runner::BatchRunner;
 use super::books::Report;
 use super::slots::Signal;
 use super::{Outcome, Request, runner::Runner};

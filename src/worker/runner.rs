@@ -105,7 +105,8 @@ impl<Svc: MessageService> Runner<Svc> {
                 _ => self.begin_close(),
             }
         }
-        if self.closing.is_some() && self.settled_first && self.signal.stopping() != Stop::Abandon {
+        let goes_on = self.settled_first && self.error.is_none() && self.signal.stopping() != Stop::Abandon;
+        if self.closing.is_some() && goes_on {
             self.feed_safely(cx);
             if self.slots.busy() == 0 && self.held_up {
                 self.lose_buffer();
@@ -213,6 +214,8 @@ impl<Svc: MessageService> Runner<Svc> {
         tracing::error!(error = %error, "a route ends");
         self.error = Some(error);
         self.begin_close();
+        // Nothing is begun any more.
+        self.lose_buffer();
     }
 
     /// What was fetched and cannot be begun or given back. Of a broadcast the next program has its own copy.
@@ -240,14 +243,14 @@ impl<Svc: MessageService> Runner<Svc> {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {
         if self.signal.stopping() == Stop::Abandon {
             // After the close began, a dropped ticket goes back at once.
-            self.slots.abandon(drop);
+            self.slots.abandon(|ticket| self.books.lost(ticket));
         }
         let Some(closing) = &mut self.closing else { return Poll::Pending };
         let Poll::Ready(close) = closing.as_mut().poll(cx) else { return Poll::Pending };
         if self.slots.busy() > 0 {
             tracing::warn!(handlers = self.slots.busy(), "the deadline passed: handlers still at work are dropped");
         }
-        self.slots.abandon(drop);
+        self.slots.abandon(|ticket| self.books.lost(ticket));
         self.books.report.close += close;
         let report = self.books.report;
         Poll::Ready(match self.error.take() {

@@ -87,11 +87,11 @@ impl Wake for SlotWaker {
     }
 }
 
-struct Slot<F, K> {
+struct Slot<F, K, L> {
     future: Pin<Box<Option<F>>>,
     /// What settles the message when the future is done; `None` while the slot is free.
     kept: Option<K>,
-    lost: Option<Lost>,
+    lost: Option<L>,
     waker: Waker,
 }
 
@@ -107,16 +107,16 @@ pub(super) enum Polled<T, K> {
     Lost(K),
 }
 
-/// Handlers at work.
-pub(super) struct Slots<F, K> {
-    slots: Vec<Slot<F, K>>,
+/// Handlers at work. `L` tells that what one works on is no longer ours.
+pub(super) struct Slots<F, K, L = Lost> {
+    slots: Vec<Slot<F, K, L>>,
     free: Vec<u32>,
     /// A future is being started, in the slot on top of `free`.
     starting: bool,
     ready: Arc<Ready>,
 }
 
-impl<F: Future, K> Slots<F, K> {
+impl<F: Future, K, L: Future + Unpin> Slots<F, K, L> {
     pub(super) fn new(count: usize, signal: Arc<Signal>) -> Self {
         let words = (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         let ready = Arc::new(Ready { words, signal });
@@ -150,7 +150,7 @@ impl<F: Future, K> Slots<F, K> {
     pub(super) fn start(
         &mut self,
         kept: K,
-        watch: impl FnOnce(&K) -> Option<Lost>,
+        watch: impl FnOnce(&K) -> Option<L>,
         start: impl FnOnce() -> F,
     ) -> Polled<F::Output, K> {
         let Some(&at) = self.free.last() else { return Polled::Lost(kept) };

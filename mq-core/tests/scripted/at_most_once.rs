@@ -138,3 +138,22 @@ async fn the_bytes_of_a_broadcast_subscriber_are_bounded_too() {
     assert_eq!(events.drain(), [Event::Lagged(40)]);
     assert_eq!(take(&mut consumer, 10).await.len(), 10);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_close_waits_for_a_broker_that_is_slow_to_confirm() {
+    // Somebody waits for what is settled on the broker's side: it is not his fault that it takes longer than a second.
+    let rig = Rig::new();
+    let mut consumer = rig.reader(sub().guarantee(Guarantee::AtMostOnce)).await;
+    rig.script.set_settle_delay(secs(5));
+    rig.toy.publish("m", 3, 10);
+    assert!(tokio::time::timeout(secs(2), consumer.recv()).await.is_err(), "the broker has not confirmed");
+    let closing = tokio::spawn(consumer.close(secs(25)));
+    let mut got = 0;
+    while let Ok(Some(delivery)) = consumer.recv().await {
+        delivery.ack().await;
+        got += 1;
+    }
+    assert_eq!((got, rig.toy.counts()), (3, (3, 0, 0)), "handed out, settled");
+    assert!(closing.await.expect("closes").is_clean());
+    rig.assert_nothing_left().await;
+}

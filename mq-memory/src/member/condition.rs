@@ -6,15 +6,15 @@ use mq_core::Gate;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What may be wrong with a member while it runs, by its place.
-#[derive(Clone, Copy)]
+/// What may be wrong with a member while it runs. Of several at once health names the first of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trouble {
     /// Its group or topic is not there.
     Group,
     /// Dead letters cannot be written.
     Letters,
-    /// Too much waits behind delayed keys.
-    Keys,
+    /// Too much waits behind delayed keys of this partition.
+    Keys(usize),
 }
 
 impl Member {
@@ -78,12 +78,28 @@ impl Member {
         }
     }
 
-    /// What is wrong with its dead letters, its group or its keys: each has a place of its own.
+    /// What is wrong with its dead letters, its group or a partition's keys: each has a place of its own.
     pub(crate) fn trouble(&self, of: Trouble, reason: Option<String>) {
         let mut troubles = self.troubles.lock();
-        if troubles[of as usize] != reason {
-            troubles[of as usize] = reason;
-            drop(troubles);
+        if troubles.get(&of) == reason.as_ref() {
+            return;
+        }
+        match reason {
+            Some(reason) => drop(troubles.insert(of, reason)),
+            None => drop(troubles.remove(&of)),
+        }
+        drop(troubles);
+        self.refresh();
+    }
+
+    /// It holds these partitions now: what is wrong with the keys of others is not its trouble any more.
+    pub(crate) fn holds_parts(&self, held: impl Fn(usize) -> bool) {
+        let mut troubles = self.troubles.lock();
+        let before = troubles.len();
+        troubles.retain(|of, _| !matches!(of, Trouble::Keys(part) if !held(*part)));
+        let changed = troubles.len() != before;
+        drop(troubles);
+        if changed {
             self.refresh();
         }
     }
@@ -97,7 +113,7 @@ impl Member {
             (HealthState::Paused, "by the program".to_owned())
         } else if self.flow.is_shut(Gate::Transient) {
             (HealthState::Paused, "a transient failure: something the handler depends on is down".to_owned())
-        } else if let Some(trouble) = self.troubles.lock().iter().flatten().next().cloned() {
+        } else if let Some(trouble) = self.troubles.lock().values().next().cloned() {
             (HealthState::Degraded, trouble)
         } else if self.flow.in_flight() >= self.flow.max() {
             (HealthState::Backpressured, format!("{} deliveries are in flight", self.flow.max()))

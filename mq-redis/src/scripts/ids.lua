@@ -13,6 +13,39 @@ local function less(a, b)
   return ams < bms
 end
 
+-- A number one higher or lower, as text.
+local function step(number, up)
+  local head, digit, tail = string.match(number, up and '^(.-)([^9]?)(9*)$' or '^(.-)([^0]?)(0*)$')
+  tail = string.rep(up and '0' or '9', #tail)
+  if digit == '' then
+    return '1' .. tail
+  end
+  return (string.gsub(head .. (up and digit + 1 or digit - 1) .. tail, '^0+(%d)', '%1'))
+end
+
+local MOST = '18446744073709551615'
+
+-- The id after this one.
+local function after(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  if seq == MOST then
+    return step(ms, true) .. '-0'
+  end
+  return ms .. '-' .. step(seq, true)
+end
+
+-- The id before this one.
+local function before(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  if seq ~= '0' then
+    return ms .. '-' .. step(seq, false)
+  end
+  if ms == '0' then
+    return '0-0'
+  end
+  return step(ms, false) .. '-' .. MOST
+end
+
 -- A reply of names and values.
 local function named(list)
   local found = {}

@@ -92,6 +92,11 @@ impl Call {
         cmd
     }
 
+    /// The call as a command that needs no answer before it: for a transaction.
+    pub(crate) fn with_text(&self) -> Cmd {
+        self.cmd("EVAL", self.script.text)
+    }
+
     /// Calls it by its hash, or by its text if the server does not know it.
     pub(crate) async fn run(&self, link: &Link) -> Result<Value, RedisError> {
         self.run_on(&link.conn).await

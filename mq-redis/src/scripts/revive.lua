@@ -5,17 +5,6 @@ local stream, due, meta = KEYS[1], KEYS[2], KEYS[3]
 local group, start, again, unsettled = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 local note = 'again:' .. group
 
-local function before(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  if tonumber(seq) > 0 then
-    return ms .. '-' .. string.format('%.0f', tonumber(seq) - 1)
-  end
-  if tonumber(ms) == 0 then
-    return '0-0'
-  end
-  return string.format('%.0f', tonumber(ms) - 1) .. '-18446744073709551615'
-end
-
 local fresh = redis.call('EXISTS', stream) == 0
 if not again then
   local made = redis.pcall('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM', 'ENTRIESREAD', index(stream, start))
@@ -40,6 +29,10 @@ end
 local from = '0-0'
 if not fresh and low ~= '' then
   from = before(low)
+  if less(named(redis.call('XINFO', 'STREAM', stream))['last-generated-id'], from) then
+    -- Another stream by now: what it holds is below what the group had read of the former one.
+    from, fresh = '0-0', true
+  end
 end
 local made = redis.pcall('XGROUP', 'CREATE', stream, group, from, 'MKSTREAM', 'ENTRIESREAD', index(stream, from))
 if not (type(made) == 'table' and made.err) then

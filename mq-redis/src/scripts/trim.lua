@@ -59,12 +59,7 @@ for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
       keep = group['last-delivered-id']
     end
   else
-    local ms, seq = string.match(group['last-delivered-id'], '^(%d+)-(%d+)$')
-    if seq == '18446744073709551615' then
-      keep = string.format('%.0f', tonumber(ms) + 1) .. '-0'
-    else
-      keep = ms .. '-' .. string.format('%.0f', tonumber(seq) + 1)
-    end
+    keep = after(group['last-delivered-id'])
   end
   if group['name'] == ARGV[1] then
     own = keep

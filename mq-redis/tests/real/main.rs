@@ -6,6 +6,7 @@ mod deployments;
 mod faults;
 mod gaps;
 mod pubsub;
+mod rarer;
 mod removed;
 mod reports;
 mod rig;
