@@ -162,6 +162,7 @@ impl Admin for AmqpAdmin {
             for group in amqp.forget(&place) {
                 delete_group(&mut declarer, &place, &group).await?;
             }
+            delete_queue(&mut declarer, &place.stream()).await?;
             if there && let Place::Topic(name) | Place::Exchange(name) = &place {
                 let channel = declarer.channel().await?;
                 let gone = channel.exchange_delete(short(name)?, ExchangeDeleteOptions::default());

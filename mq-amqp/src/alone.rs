@@ -18,7 +18,7 @@ use crate::url::QueueType;
 use crate::wire::Notes;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions};
-use mq_api::{Position, Provisioning, Result, Stored};
+use mq_api::{ErrorKind, Position, Provisioning, Result, Stored};
 use mq_core::{Incoming, Token};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -88,8 +88,9 @@ impl Alone {
                 declarer.dead_letters(&name, kind).await?;
                 true
             }
-            Provisioning::Verify => declarer.depth(&name).await?.is_some(),
-            Provisioning::None => false,
+            // Made whatever the provisioning says, as the delay queues are, if it may be: a member that does not know of it
+            // would leave there what another one died of.
+            Provisioning::Verify | Provisioning::None => made(connections, &name, kind).await?.is_ok(),
         };
         Ok(Self {
             connections: connections.clone(),
@@ -228,6 +229,18 @@ fn found(tag: u64, redelivered: bool, arrived: Arrived, outage: &Range<u64>) -> 
     Found::Suspect(incoming)
 }
 
+/// Makes the queue of suspects if it is not there; the inner error says that this user may not.
+async fn made(connections: &Connections, name: &str, kind: QueueType) -> Result<Result<()>> {
+    let mut declarer = Declarer::new(connections, Role::Consume, Provisioning::Create);
+    let made = match declarer.dead_letters(name, kind).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Permission => Err(error),
+        Err(error) => return Err(error),
+    };
+    declarer.done().await;
+    Ok(made)
+}
+
 /// Does what is next.
 pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
     let Some(alone) = &mut reader.alone else { return Ok(()) };
@@ -242,11 +255,16 @@ pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
         Event::Try => {
             let Some(trial) = alone.waiting.pop_front() else { return Ok(()) };
             if !alone.exists {
-                let mut declarer = Declarer::new(&alone.connections, Role::Consume, Provisioning::Create);
-                declarer.dead_letters(&alone.name, alone.kind).await?;
-                alone.exists = true;
+                let made = made(&alone.connections, &alone.name, alone.kind).await?;
+                alone.exists = made.is_ok();
+                reader.session.trouble(
+                    "suspects",
+                    made.err().map(|error| format!("crash suspects are handed over without a record: {error}")),
+                );
             }
-            let Some(message) = trial.message.as_ref().map(|m| m.message.clone()) else {
+            // What cannot be recorded is handed over all the same: else it, and all behind it, would come back for ever.
+            let message = trial.message.as_ref().filter(|_| alone.exists).map(|m| m.message.clone());
+            let Some(message) = message else {
                 reader.session.settles.trial_recorded(trial.lane, trial.token);
                 return Ok(());
             };

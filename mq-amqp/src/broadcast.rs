@@ -1,6 +1,7 @@
 //! Broadcast: an exclusive queue of this session's own, gone with it. At most once: acknowledged when buffered, which only
 //! bounds what is on its way.
 
+use crate::bound::Bound;
 use crate::connect::{ANSWER, Role, answer, within};
 use crate::decode::decode;
 use crate::driver::Amqp;
@@ -11,7 +12,7 @@ use futures_util::stream::StreamExt;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
-use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
+use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Provisioning, Result};
 use mq_core::{End, Incoming, Lane, Run, Session, Token};
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         answer("bind", bind).await?.map_err(|e| fault(format!("bind to exchange '{exchange}'"), e))?;
     }
     within(ANSWER, "set the prefetch", channel.basic_qos(PREFETCH, BasicQosOptions { global: false })).await?;
+    // Its queue is its own to bind, whoever makes the exchange.
+    let bound = Bound::new(&channel, queue.clone(), &place, &options, Provisioning::Create)?;
     let consume =
         channel.basic_consume(queue, short(&session.member)?, BasicConsumeOptions::default(), FieldTable::default());
     let consumer = within(ANSWER, "consume", consume).await?;
@@ -53,10 +56,16 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Disconnected)));
     }
     let lane = session.open_lane(None, session.generation);
-    Ok(Box::pin(run(session, channel, consumer, lane)))
+    Ok(Box::pin(run(session, channel, consumer, lane, bound)))
 }
 
-async fn run(session: Session, channel: Channel, mut consumer: Consumer, lane: Arc<Lane>) -> End {
+async fn run(
+    session: Session,
+    channel: Channel,
+    mut consumer: Consumer,
+    lane: Arc<Lane>,
+    mut bound: Option<Bound>,
+) -> End {
     let mut batch = Vec::new();
     let mut plan = mq_core::Plan::default();
     let lost = loop {
@@ -68,6 +77,7 @@ async fn run(session: Session, channel: Channel, mut consumer: Consumer, lane: A
                 plan.others.clear();
                 session.settles.confirm(plan.upto, []);
             }
+            error = Bound::lost(&mut bound) => break Some(error),
             next = consumer.next() => {
                 let mut next = Some(next);
                 let mut last = None;

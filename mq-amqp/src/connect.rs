@@ -35,7 +35,7 @@ pub(crate) struct Connections {
     env: Env,
     publish: tokio::sync::Mutex<Option<Arc<Connection>>>,
     consume: tokio::sync::Mutex<Option<Arc<Connection>>>,
-    /// The host that worked last.
+    /// The host to begin with: the one that worked last.
     next: AtomicUsize,
     closed: AtomicBool,
     health: HealthSetter,
@@ -72,10 +72,11 @@ impl Connections {
     /// The live connection of that role; makes one if there is none. Call on the library's own thread: the client's
     /// heartbeats run where a connection is made.
     pub(crate) async fn get(&self, role: Role) -> Result<Arc<Connection>> {
-        self.get_within(role, HOST).await
+        // Whoever asks has a limit of its own, and finds the next host when it asks again.
+        self.get_within(role, Duration::MAX).await
     }
 
-    /// As [`get`](Self::get); waits for no host longer than `limit`.
+    /// As [`get`](Self::get), within `limit` for all hosts together.
     pub(crate) async fn get_within(&self, role: Role, limit: Duration) -> Result<Arc<Connection>> {
         let mut slot = match role {
             Role::Publish => self.publish.lock().await,
@@ -91,7 +92,11 @@ impl Connections {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::closed("the connection"));
         }
-        match self.open(role, limit.min(HOST)).await {
+        match self.open(role, limit).await {
+            Ok(connection) if self.closed.load(Ordering::SeqCst) => {
+                let _ = tokio::time::timeout(HOST, connection.close(200, "OK".into())).await;
+                Err(Error::closed("the connection"))
+            }
             Ok(connection) => {
                 self.health.set(HealthState::Running, "", self.env.wall());
                 let connection = Arc::new(connection);
@@ -123,14 +128,23 @@ impl Connections {
         &self.spent[usize::from(role == Role::Consume)]
     }
 
-    /// Tries every host, beginning with the one that worked last.
+    /// Tries every host, beginning with the one that worked last, or behind the one that was tried last and did not.
     async fn open(&self, role: Role, limit: Duration) -> Result<Connection> {
+        let began = self.env.now();
         let first = self.next.load(Ordering::Relaxed);
         let count = self.url.hosts.len();
         let mut last = None;
         for at in (first..first + count).map(|at| at % count) {
+            let left = limit.saturating_sub(self.env.now() - began);
+            if last.is_some() && (left.is_zero() || self.closed.load(Ordering::SeqCst)) {
+                break;
+            }
+            // Before it is tried: an attempt that is given up midway must not begin here again, or hosts that say nothing hide
+            // those behind them for ever.
+            self.next.store((at + 1) % count, Ordering::Relaxed);
             let (host, port) = &self.url.hosts[at];
             let what = format!("connect to {host}:{port}");
+            let limit = left.min(HOST);
             match tokio::time::timeout(limit, self.open_at(role, host, *port)).await {
                 Ok(Ok(connection)) => {
                     self.next.store(at, Ordering::Relaxed);
@@ -191,8 +205,9 @@ impl Connections {
     pub(crate) async fn close(&self, limit: Duration) {
         self.closed.store(true, Ordering::SeqCst);
         let one = async |slot: &tokio::sync::Mutex<Option<Arc<Connection>>>| {
-            let connection = slot.lock().await.take();
-            if let Some(connection) = connection
+            // One that is being made just now is closed by who makes it.
+            let Ok(mut slot) = tokio::time::timeout(limit, slot.lock()).await else { return };
+            if let Some(connection) = slot.take()
                 && connection.status().connected()
             {
                 // A broker that is away cannot be told.

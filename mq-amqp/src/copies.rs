@@ -6,7 +6,7 @@ use crate::connect::{Connections, Role};
 use crate::delay::Ladder;
 use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, short};
-use crate::wire::Notes;
+use crate::wire::{Notes, Origin};
 use mq_api::{Message, Provisioning, Result};
 use mq_core::{Session, Token};
 use std::collections::VecDeque;
@@ -96,7 +96,7 @@ async fn serve(
                 }
             };
             let (message, notes) = (job.message.clone(), job.notes);
-            writer.publish((job, step), "".into(), Some(short(&queue)?), &message, &notes, now);
+            writer.publish((job, step), "".into(), Some(short(&queue)?), &message, Origin::Copy(notes), now);
         }
         tokio::select! { biased;
             () = poll_fn(|cx| writer.poll_done(cx)) => {

@@ -2,6 +2,7 @@
 
 use crate::connect::Connections;
 use crate::probe::capabilities;
+use crate::same::Streams;
 use crate::topology::Place;
 use crate::url::QueueType;
 use mq_api::{Capabilities, Group, Result};
@@ -18,8 +19,7 @@ pub(crate) struct Amqp {
     capabilities: Arc<Capabilities>,
     /// Groups that this program made or used: AMQP does not list bindings.
     groups: Mutex<BTreeMap<String, BTreeSet<Group>>>,
-    /// How often the stream of a reader was made again, by its number.
-    streams: Mutex<BTreeMap<u64, u32>>,
+    pub(crate) streams: Streams,
     pub(crate) cancels: Cancels,
     /// When this program began to use the broker.
     pub(crate) born: SystemTime,
@@ -49,7 +49,7 @@ impl Amqp {
             connections,
             capabilities,
             groups: Mutex::default(),
-            streams: Mutex::default(),
+            streams: Streams::default(),
             cancels: Cancels::default(),
             born: SystemTime::now(),
         }
@@ -61,15 +61,6 @@ impl Amqp {
 
     pub(crate) fn forget(&self, place: &Place) -> BTreeSet<Group> {
         self.groups.lock().remove(place.name()).unwrap_or_default()
-    }
-
-    /// Which of the streams that followed each other this reader reads now; `None` for the first. `again`: one more was made.
-    pub(crate) fn stream_made(&self, consumer: u64, again: bool) -> Option<u32> {
-        let mut streams = self.streams.lock();
-        if again {
-            *streams.entry(consumer).or_default() += 1;
-        }
-        streams.get(&consumer).copied()
     }
 
     /// The type of queues that are made.

@@ -6,7 +6,7 @@ use crate::decode::decode;
 use crate::driver::Amqp;
 use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, Place, short};
-use crate::wire::Notes;
+use crate::wire::{Notes, Origin};
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions};
 use mq_api::{DeadLetter, Error, Group, Provisioning, RedriveOptions, RedriveReport, Result, Topic};
@@ -139,7 +139,7 @@ impl Letters {
     async fn send_back(&self, writer: &mut Writer<()>, letter: &DeadLetter) -> Result<()> {
         let message = mq_core::redrive::back(letter);
         let now = tokio::time::Instant::now();
-        writer.publish((), "".into(), Some(short(&self.back)?), &message, &Notes::default(), now);
+        writer.publish((), "".into(), Some(short(&self.back)?), &message, Origin::Copy(Notes::default()), now);
         let sent = tokio::time::timeout(self.connections().url().confirm_timeout, poll_fn(|cx| writer.poll_done(cx)));
         sent.await.map_err(|_| crate::fault::no_answer("send a dead letter back", ANSWER))?;
         match writer.done.pop() {

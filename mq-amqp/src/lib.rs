@@ -36,7 +36,8 @@
 //! Messages are persistent, published `mandatory` and confirmed. Key, exact timestamp and tombstones are headers `x-mq-…`, which
 //! receivers do not see; header values of other programs arrive as bytes (numbers as text). Headers `amqp.routing-key`,
 //! `amqp.priority`, `amqp.correlation-id`, `amqp.reply-to`, `amqp.type`, `amqp.app-id`, `amqp.content-encoding` and (sending)
-//! `amqp.expiration` are the properties of that name, both ways.
+//! `amqp.expiration` are the properties of that name, both ways. `CC` and `BCC`, which RabbitMQ takes for more routing keys, are headers
+//! like others here. What the server would close the channel for is refused before it is sent.
 //!
 //! No queue argument derives from a setting that programs tune (attempts, delays, prefetch): changing one and starting again
 //! works. Quorum queues get an `x-delivery-limit` of 1,000,000, since RabbitMQ 4 has one of 20 otherwise. What exists with other
@@ -75,7 +76,9 @@
 //!
 //! The client's own recovery is off. Each consumer and producer has a supervisor that attaches again after a lost connection,
 //! closed channel, deleted queue, consumer time-out or missing exchange; what was in hand turns stale, and what was made by
-//! this program under `Provisioning::Create` is made again, with one `Gap`.
+//! this program under `Provisioning::Create` is made again, with one `Gap`. Nobody is told when an exchange is deleted, so what was
+//! bound is bound once more every 10 s: a member hears again what is sent to an exchange that somebody else made anew, and one whose
+//! exchange is gone begins a new session (and waits for it where it is another program's).
 //!
 //! # Native access
 //!
@@ -90,20 +93,21 @@
 //! bound it. What a stream can do is not what a queue can: everybody reads everything, from anywhere, as often as they like, with
 //! its offset as position; nothing is acknowledged, tried again or dead-lettered, and groups are refused, since the broker keeps no
 //! position for them over AMQP. A slow reader is waited for. After a lost connection a reader goes on behind what it took, without
-//! a gap; a program that starts again says from where.
+//! a gap, unless another message is where the last one was, or nothing comes where something must be: then it is another stream,
+//! read from its beginning after a `Gap`. A program that starts again says from where.
 //!
 //! # Limits
 //!
 //! What quorum and classic queues can do, feature by feature, with the tests behind each word, is the table in
 //! `docs/capabilities.md`, made from a run of the suite.
 //!
-//! * Key and headers together fit one frame of the server (128 KiB by default); the payload is bounded by `max_message`.
+//! * Key and headers together fit one frame of the server (128 KiB by default), less 6 KiB that are kept for the properties and the
+//!   envelope of a dead letter; the payload is bounded by `max_message`. Where copies of large headers would not fit, they travel
+//!   in one header of ours, which other programs do not read.
 //! * Groups see what is sent after they were made. A producer's `groups` makes them before the first send.
 //! * All groups of a dead-letter topic or a native queue share its one queue.
-//! * `Admin::delete_topic` deletes the groups that this connection knows; AMQP does not list bindings. Members and pending
+//! * `Admin::delete_topic` deletes the topic's stream and the groups that this connection knows; AMQP does not list bindings. Members and pending
 //!   deliveries are not listed either, and a backlog with members is a lower bound.
-//! * A stream that is deleted and made again while several read it: a reader has been seen that heard nothing of it and waited until
-//!   its connection ended (RabbitMQ 3.10; the cause is not known).
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours
@@ -112,6 +116,7 @@
 
 mod admin;
 mod alone;
+mod bound;
 mod broadcast;
 mod broker;
 mod channels;
@@ -131,6 +136,7 @@ mod probe;
 mod produce;
 mod read;
 mod returns;
+mod same;
 mod send;
 mod settle;
 mod stream;

@@ -8,7 +8,7 @@ use crate::options::{GroupOptions, ProducerOptions};
 use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, Place, short};
 use crate::url::QueueType;
-use crate::wire::Notes;
+use crate::wire::{Notes, Origin};
 use lapin::types::ShortString;
 use mq_api::{Error, ErrorKind, Provisioning, Result};
 use mq_core::{End, Outgoing, Purpose, Run, Target, TxSession};
@@ -170,7 +170,7 @@ impl Route {
                     Some(_) if !self.exchange.as_str().is_empty() && has_own_key(&message) => None,
                     key => key.clone(),
                 };
-                writer.publish(sent, self.exchange.clone(), key, &message, &Notes::default(), now);
+                writer.publish(sent, self.exchange.clone(), key, &message, Origin::Program, now);
             }
             (Target::Retry { after, attempt, .. }, Some(relay)) => {
                 let mut declarer = Declarer::new(connections, Role::Publish, relay.provisioning);
@@ -178,7 +178,7 @@ impl Route {
                 let due = (!after.is_zero()).then(|| millis(tx.env.wall() + after));
                 let notes = Notes { attempt, due, ..Notes::default() };
                 sent.step = step;
-                writer.publish(sent, "".into(), Some(short(&queue)?), &message, &notes, now);
+                writer.publish(sent, "".into(), Some(short(&queue)?), &message, Origin::Copy(notes), now);
             }
             (Target::DeadLetter(envelope), Some(relay)) => {
                 if !relay.checked {
@@ -189,7 +189,7 @@ impl Route {
                 sent.letter = true;
                 let letter = envelope.dead_letter(&message);
                 let key = short(&relay.dead_letters)?;
-                writer.publish(sent, "".into(), Some(key), &letter, &Notes::default(), now);
+                writer.publish(sent, "".into(), Some(key), &letter, Origin::Copy(Notes::default()), now);
             }
             (_, None) => return Err(Error::new(ErrorKind::Other, "a producer has no retries and no dead letters")),
         }

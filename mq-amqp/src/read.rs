@@ -2,6 +2,7 @@
 //! was settled.
 
 use crate::alone::Alone;
+use crate::bound::Bound;
 use crate::connect::{ANSWER, Role, within};
 use crate::copies::{self, Copy, To};
 use crate::decode::{Arrived, decode};
@@ -87,6 +88,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     );
     let consumer = within(ANSWER, &format!("consume queue '{queue}'"), consume).await?;
     let flush = Flush::new(channel.clone(), prefetch);
+    let bound = Bound::new(&channel, short(&queue)?, &place, &options, sub.provisioning)?;
     let (jobs, todo) = unbounded_channel();
     let (told, done) = unbounded_channel();
     let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
@@ -105,6 +107,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         tracked,
         classic: kind == QueueType::Classic && !matches!(place, Place::Queue(_)),
         alone,
+        bound,
         copying: 0,
         cancelled: false,
         cancels: amqp.cancels.clone(),
@@ -137,6 +140,7 @@ pub(crate) struct Reader {
     /// Whether the queue is ours and classic, and so counts nothing.
     pub(crate) classic: bool,
     pub(crate) alone: Option<Alone>,
+    bound: Option<Bound>,
     /// Copies that are not confirmed.
     pub(crate) copying: usize,
     pub(crate) cancelled: bool,
@@ -160,6 +164,7 @@ impl Reader {
                 () = settles.take(&mut plan) => What::Plan,
                 Some(copy) = self.done.recv() => What::Copied(copy),
                 event = Alone::next(&mut alone, drained) => What::Alone(event),
+                error = Bound::lost(&mut self.bound), if !drained => What::Unbound(error),
                 arrived = poll_fn(|cx| self.fetch.poll(&mut self.tags, &self.session, cx)),
                     if !drained => What::Arrived(arrived),
             };
@@ -167,6 +172,7 @@ impl Reader {
             match event {
                 What::Stop => break End::Closed,
                 What::Drain => self.drain().await,
+                What::Unbound(error) => break End::Lost(error),
                 What::Written(Ok(upto)) => self.session.settles.confirm(upto, exceptions.drain(..)),
                 What::Written(Err(error)) => break End::Lost(fault("acknowledge", error)),
                 What::Plan => {
@@ -347,6 +353,7 @@ impl Reader {
 enum What {
     Stop,
     Drain,
+    Unbound(Error),
     Written(lapin::Result<u64>),
     Plan,
     Copied(Copy),

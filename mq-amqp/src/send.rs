@@ -5,7 +5,7 @@ use crate::connect::{ANSWER, Connections, Role, within};
 use crate::decode::private_number;
 use crate::fault::fault;
 use crate::returns::{Fate, Returns};
-use crate::wire::{Notes, encode};
+use crate::wire::{Origin, encode};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
@@ -101,11 +101,11 @@ impl<T> Writer<T> {
         exchange: ShortString,
         routing_key: Option<ShortString>,
         message: &Message,
-        notes: &Notes,
+        origin: Origin,
         now: Instant,
     ) {
         let number = self.returns.next();
-        let out = match encode(message, notes, number, self.channel.frame_max()) {
+        let out = match encode(message, origin, number, self.channel.frame_max()) {
             Ok(out) => out,
             Err(error) => {
                 self.returns.gave_up(number, None);

@@ -2,17 +2,19 @@
 //! readers over AMQP, so a reader that attaches again goes on behind what its process took, and one that starts again starts
 //! where it is told. Nothing is lost to a slow reader: the broker waits for it.
 
+use crate::bound::Bound;
 use crate::connect::{ANSWER, Role, within};
 use crate::decode::decode;
 use crate::driver::Amqp;
 use crate::fetch::Fetch;
 use crate::options::GroupOptions;
+use crate::same::{Doubt, Mark, Streams};
 use crate::settle::{Frame, Tags};
 use crate::topology::{Declarer, Found, Place, short};
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use mq_api::{Event, Gap, GapCause, Position, Result};
+use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Incoming, Lane, Plan, Run, Session, Token};
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -44,12 +46,16 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let again = session.again;
     let made_again = again && (found == Found::Made || cancelled);
     // Places begin at 0 again in a stream that was made again: so they are those of another partition.
-    let partition = amqp.stream_made(session.consumer, made_again);
+    let (partition, mark) = amqp.streams.attached(session.consumer, made_again);
     // Behind the last that was seen, or at the first that nobody took.
     let resumed = session.resume(partition);
     let next = resumed.and_then(|r| r.unsettled.or(r.seen.map(|seen| Position::offset(seen.major + 1))));
     let from = match next {
-        Some(at) => AMQPValue::LongLongInt(i64::try_from(at.major).unwrap_or(i64::MAX)),
+        Some(at) => {
+            // With the last that was seen, which tells whether it is the same stream.
+            let first = mark.map_or(at.major, |mark| mark.offset.min(at.major));
+            AMQPValue::LongLongInt(i64::try_from(first).unwrap_or(i64::MAX))
+        }
         // Of one that was made again, in this session or an attempt before it, nothing was seen.
         None if partition.is_some() => AMQPValue::LongString("first".into()),
         None => options.offset(),
@@ -72,60 +78,112 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let member = short(&session.member)?;
     let consume = channel.basic_consume(short(&stream)?, member, BasicConsumeOptions::default(), arguments);
     let consumer = within(ANSWER, &format!("read stream '{stream}'"), consume).await?;
+    let bound = Bound::new(&channel, short(&stream)?, &place, &options, sub.provisioning)?;
+    let mark = mark.filter(|_| next.is_some());
+    let doubt = mark.map(|_| Doubt::new(connections.clone(), stream));
     let lane = session.open_lane(partition, session.generation);
-    let reader = session.consumer;
+    let fetch = Fetch::new(consumer);
+    let mut reader = Reader { channel, fetch, lane, from: next, streams: amqp.streams.clone(), mark, doubt, bound };
     Ok(Box::pin(async move {
-        let mut fetch = Fetch::new(consumer);
-        let end = run(session, &channel, &mut fetch, lane, next).await;
-        if fetch.cancelled && channel.status().connected() {
-            cancels.note(reader);
+        let number = session.consumer;
+        let end = reader.run(session).await;
+        if reader.fetch.cancelled && reader.channel.status().connected() {
+            cancels.note(number);
         }
         end
     }))
 }
 
-async fn run(session: Session, channel: &Channel, fetch: &mut Fetch, lane: Arc<Lane>, from: Option<Position>) -> End {
-    let mut plan = Plan::default();
-    let mut tags = Tags::default();
-    let mut frames = Vec::new();
-    let end = loop {
-        tokio::select! { biased;
-            () = session.stop.cancelled() => break End::Closed,
-            () = session.settles.take(&mut plan) => {
-                // Nothing to settle: whatever is asked is done.
-                plan.acks.clear();
-                plan.others.clear();
-                session.settles.confirm(plan.upto, []);
+struct Reader {
+    channel: Channel,
+    fetch: Fetch,
+    lane: Arc<Lane>,
+    /// What is before was taken.
+    from: Option<Position>,
+    streams: Streams,
+    /// What was seen last in the session before, until it was seen again.
+    mark: Option<Mark>,
+    doubt: Option<Doubt>,
+    bound: Option<Bound>,
+}
+
+impl Reader {
+    async fn run(&mut self, session: Session) -> End {
+        let mut plan = Plan::default();
+        let mut tags = Tags::default();
+        let mut frames = Vec::new();
+        let end = loop {
+            tokio::select! { biased;
+                () = session.stop.cancelled() => break End::Closed,
+                () = session.settles.take(&mut plan) => {
+                    // Nothing to settle: whatever is asked is done.
+                    plan.acks.clear();
+                    plan.others.clear();
+                    session.settles.confirm(plan.upto, []);
+                }
+                n = poll_fn(|cx| self.fetch.poll(&mut tags, &session, cx)) => {
+                    if !self.push(n, &mut tags, session.consumer) {
+                        break self.another();
+                    }
+                    // Only makes room for more on the way.
+                    tags.acks(&mut frames);
+                    for frame in frames.drain(..) {
+                        if let Frame::Ack { tag, multiple } = frame
+                            && let Err(error) = self.channel.basic_ack(tag, BasicAckOptions { multiple }).await
+                        {
+                            return End::Lost(crate::fault::fault("acknowledge", error));
+                        }
+                    }
+                    if let Some(error) = self.fetch.over() {
+                        break End::Lost(error);
+                    }
+                }
+                error = Bound::lost(&mut self.bound) => break End::Lost(error),
+                () = Doubt::confirmed(&mut self.doubt) => break self.another(),
             }
-            n = poll_fn(|cx| fetch.poll(&mut tags, &session, cx)) => {
-                let mut batch = Vec::with_capacity(n);
-                for d in fetch.stash.drain(..n.min(fetch.stash.len())) {
-                    tags.ack(d.delivery_tag);
-                    let arrived = decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data);
-                    let position = Position::offset(arrived.offset.unwrap_or(0));
-                    // A stream hands out whole chunks, which may begin before the place that was asked for.
-                    if from.is_none_or(|from| position >= from) {
-                        batch.push(Incoming::new(Token(d.delivery_tag, 0), position, arrived.message));
-                    }
+        };
+        if matches!(end, End::Closed) {
+            let close = self.channel.close(200, "OK".into());
+            let _ = within(Duration::from_secs(1), "close the channel", close).await;
+        }
+        end
+    }
+
+    /// Hands the first `n` of the stash on; false if they are of another stream.
+    fn push(&mut self, n: usize, tags: &mut Tags, reader: u64) -> bool {
+        let mut batch = Vec::with_capacity(n);
+        let mut last = None;
+        for d in self.fetch.stash.drain(..n.min(self.fetch.stash.len())) {
+            self.doubt = None;
+            tags.ack(d.delivery_tag);
+            let arrived = decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data);
+            let offset = arrived.offset.unwrap_or(0);
+            if let Some(mark) = self.mark
+                && offset >= mark.offset
+            {
+                self.mark = None;
+                // It may be gone by the retention of the stream; anything else in its place is another's.
+                if offset == mark.offset && Mark::new(offset, &arrived.message) != mark {
+                    return false;
                 }
-                lane.push(batch);
-                // Only makes room for more on the way.
-                tags.acks(&mut frames);
-                for frame in frames.drain(..) {
-                    if let Frame::Ack { tag, multiple } = frame
-                        && let Err(error) = channel.basic_ack(tag, BasicAckOptions { multiple }).await
-                    {
-                        return End::Lost(crate::fault::fault("acknowledge", error));
-                    }
-                }
-                if let Some(error) = fetch.over() {
-                    break End::Lost(error);
-                }
+            }
+            // A stream hands out whole chunks, which may begin before the place that was asked for.
+            let position = Position::offset(offset);
+            if self.from.is_none_or(|from| position >= from) {
+                batch.push(Incoming::new(Token(d.delivery_tag, 0), position, arrived.message));
+                last = batch.last();
             }
         }
-    };
-    if matches!(end, End::Closed) {
-        let _ = within(Duration::from_secs(1), "close the channel", channel.close(200, "OK".into())).await;
+        if let Some(last) = last {
+            self.streams.saw(reader, Mark::new(last.position.major, &last.message));
+        }
+        self.lane.push(batch);
+        true
     }
-    end
+
+    /// The stream is another than the one that was read: the next session reads it from its beginning, and says so.
+    fn another(&mut self) -> End {
+        self.fetch.cancelled = true;
+        End::Lost(Error::new(ErrorKind::Disconnected, "the stream was deleted and made again by somebody else"))
+    }
 }

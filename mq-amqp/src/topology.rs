@@ -173,7 +173,7 @@ impl<'a> Declarer<'a> {
         options: &GroupOptions,
         dead_letters: bool,
     ) -> Result<Found> {
-        self.exchange(place).await?;
+        let exchange_found = self.exchange(place).await?;
         let dead_letter_queue = place.dead_letters(group);
         if dead_letters {
             self.dead_letters(&dead_letter_queue, kind).await?;
@@ -187,7 +187,8 @@ impl<'a> Declarer<'a> {
                 if self.how == Provisioning::Create {
                     self.bind(&queue, exchange, options).await?;
                 }
-                Ok(found)
+                // What was sent while there was no exchange is as lost as what was in a queue.
+                Ok(if exchange_found == Found::Made { Found::Made } else { found })
             }
         }
     }

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, ByteArray, FieldTable, LongString, ShortString};
 use mq_api::{Error, ErrorKind, Headers, Message, Outcome, Result};
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 pub(crate) const KEY: &str = "x-mq-key";
@@ -54,6 +55,23 @@ impl Notes {
     }
 }
 
+/// Whose a message is that is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Origin {
+    /// The program's own: what cannot be carried is refused, with room left for the envelope of a dead letter.
+    Program,
+    /// A copy of one that is in a queue, whoever wrote it: it has to be possible, or the original could never leave. A property
+    /// that cannot be set stays the header that it came as.
+    Copy(Notes),
+}
+
+/// Kept free for the properties of a message, which may be of 255 bytes each.
+const PROPERTIES: usize = 2048;
+/// Kept free of what a program sends for the envelope of a dead letter: names, reason and errors are cut to bounds.
+const ENVELOPE: usize = 4096;
+/// The pseudo-address of direct replies, for which the server closes the channel of who does not wait for any.
+const DIRECT_REPLY: &str = "amq.rabbitmq.reply-to";
+
 /// A message ready to publish.
 pub(crate) struct Outbound {
     pub(crate) properties: BasicProperties,
@@ -68,9 +86,51 @@ fn short(what: &str, text: &str) -> Result<ShortString> {
     ShortString::try_new(text).map_err(|_| refused(format!("{what} has {} bytes; AMQP allows 255", text.len())))
 }
 
+/// Sets the property that a header stands for; most stand for none.
+fn set_property(properties: &mut BasicProperties, name: &str, value: &[u8]) -> Result<()> {
+    // `USER_ID` is none of these: RabbitMQ refuses any but the user that is logged in.
+    if !matches!(name, CORRELATION_ID | REPLY_TO | TYPE | APP_ID | CONTENT_ENCODING | EXPIRATION | PRIORITY) {
+        return Ok(());
+    }
+    let text = header_text(name, value)?;
+    let must = |what: &str| refused(format!("header '{name}' must be {what}"));
+    let mut priority = 0;
+    match name {
+        REPLY_TO if text.as_str() == DIRECT_REPLY => {
+            return Err(must("the name of a queue; nobody here waits for a direct reply"));
+        }
+        // The server closes the channel over any other, neighbours included.
+        EXPIRATION if text.as_str().parse::<u32>().is_err() => {
+            return Err(must("milliseconds, at most 4294967295"));
+        }
+        PRIORITY => priority = text.as_str().parse().map_err(|_| must("0 to 255"))?,
+        _ => {}
+    }
+    let old = std::mem::take(properties);
+    *properties = match name {
+        CORRELATION_ID => old.with_correlation_id(text),
+        REPLY_TO => old.with_reply_to(text),
+        TYPE => old.with_type(text),
+        APP_ID => old.with_app_id(text),
+        CONTENT_ENCODING => old.with_content_encoding(text),
+        EXPIRATION => old.with_expiration(text),
+        _ => old.with_priority(priority),
+    };
+    Ok(())
+}
+
+fn header_text(name: &str, value: &[u8]) -> Result<ShortString> {
+    let text = std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
+    short(&format!("header '{name}'"), text)
+}
+
 /// Writes a message; `number` is the private number by which a returned one is known. `frame_max` bounds the headers, which
 /// AMQP cannot split.
-pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: usize) -> Result<Outbound> {
+pub(crate) fn encode(message: &Message, origin: Origin, number: u64, frame_max: usize) -> Result<Outbound> {
+    let (notes, own) = match origin {
+        Origin::Program => (Notes::default(), true),
+        Origin::Copy(notes) => (notes, false),
+    };
     let mut table = FieldTable::default();
     let mut properties = BasicProperties::default().with_delivery_mode(2);
     let mut routing_key = None;
@@ -116,33 +176,21 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
         let mut last: Option<&str> = None;
         let mut plain = true;
         for (name, value) in message.headers.iter() {
-            plain &= last.is_none_or(|last| last < name) && name.len() <= 255 && !is_private(name);
+            plain &= last.is_none_or(|last| last < name) && name.len() <= 255 && !is_reserved(name);
             last = Some(name);
-            if name.starts_with("amqp.") {
-                let text = || {
-                    let text =
-                        std::str::from_utf8(value).map_err(|_| refused(format!("header '{name}' must be text")))?;
-                    short(&format!("header '{name}'"), text)
-                };
-                match name {
-                    ROUTING_KEY => routing_key = Some(text()?),
-                    CORRELATION_ID => properties = properties.with_correlation_id(text()?),
-                    REPLY_TO => properties = properties.with_reply_to(text()?),
-                    TYPE => properties = properties.with_type(text()?),
-                    APP_ID => properties = properties.with_app_id(text()?),
-                    CONTENT_ENCODING => properties = properties.with_content_encoding(text()?),
-                    EXPIRATION => properties = properties.with_expiration(text()?),
-                    // RabbitMQ refuses any but the user that is logged in.
-                    USER_ID => {}
-                    PRIORITY => {
-                        let priority = text()?.as_str().parse();
-                        let priority = priority.map_err(|_| refused(format!("header '{name}' must be 0 to 255")))?;
-                        properties = properties.with_priority(priority);
-                    }
-                    _ => {}
+            if name == ROUTING_KEY {
+                match header_text(name, value) {
+                    Ok(key) => routing_key = Some(key),
+                    Err(error) if own => return Err(error),
+                    Err(_) => {}
                 }
+            } else if name.starts_with("amqp.")
+                && let Err(error) = set_property(&mut properties, name, value)
+                && own
+            {
+                return Err(error);
             }
-            if name.len() <= 255 && !is_private(name) && !table.contains_key(name) {
+            if name.len() <= 255 && !is_reserved(name) && !table.contains_key(name) {
                 table.insert(name.into(), AMQPValue::LongString(LongString::from(value.as_ref())));
             }
         }
@@ -151,12 +199,21 @@ pub(crate) fn encode(message: &Message, notes: &Notes, number: u64, frame_max: u
         }
     }
     let size = message.headers.size() + message.key.as_ref().map_or(0, Bytes::len);
-    // Headers that a table cannot hold are there twice.
-    if frame_max > 0 && size * 2 > frame_max / 2 && table_size(&table) + 2048 > frame_max {
-        let text = format!(
-            "key and headers of {size} bytes do not fit into one AMQP frame of {frame_max} bytes; put the data into the payload"
-        );
-        return Err(Error::new(ErrorKind::TooLarge, text).with_outcome(Outcome::NotSent));
+    // Names and lengths count too, and what a table cannot hold is there twice.
+    if frame_max > 0 && (size + 16 * message.headers.len()) * 2 > frame_max / 2 {
+        let room = frame_max.saturating_sub(PROPERTIES + if own { ENVELOPE } else { 0 });
+        if table_size(&table) > room && !message.headers.is_empty() {
+            // Once is enough: the list has everything. Other programs do not see these headers.
+            let ours = table.inner().iter().filter(|(name, _)| name.as_str().starts_with("x-mq-"));
+            table = ours.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>().into();
+            table.insert(LIST.into(), AMQPValue::ByteArray(ByteArray::from(pack(&message.headers))));
+        }
+        if table_size(&table) > room {
+            let text = format!(
+                "key and headers of {size} bytes do not fit into one AMQP frame of {frame_max} bytes; put the data into the payload"
+            );
+            return Err(Error::new(ErrorKind::TooLarge, text).with_outcome(Outcome::NotSent));
+        }
     }
     Ok(Outbound { properties: properties.with_headers(table), routing_key })
 }
@@ -168,6 +225,12 @@ fn table_size(table: &FieldTable) -> usize {
         _ => 9,
     };
     table.inner().iter().map(|(name, v)| name.as_str().len() + 1 + value(v)).sum()
+}
+
+/// Names that no table may have: the library's, the broker's, and those that it reads itself on the way in (`CC` and `BCC` are more
+/// routing keys, and it closes the channel over what is no list of them).
+fn is_reserved(name: &str) -> bool {
+    is_private(name) || matches!(name, "CC" | "BCC")
 }
 
 /// Names that are the library's or the broker's own.
@@ -196,7 +259,7 @@ fn pack(headers: &Headers) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Notes, encode};
+    use super::{Notes, Origin, encode};
     use crate::decode::{decode, private_number};
     use bytes::Bytes;
     use lapin::BasicProperties;
@@ -205,7 +268,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     fn round(message: &Message) -> Message {
-        let out = encode(message, &Notes::default(), 7, 131_072).unwrap();
+        let out = encode(message, Origin::Program, 7, 131_072).unwrap();
         assert_eq!(private_number(&out.properties), Some(7));
         decode(out.properties, "orders", "", message.payload_bytes().to_vec()).message
     }
@@ -231,7 +294,7 @@ mod tests {
     #[test]
     fn notes_are_not_shown() {
         let notes = Notes { attempt: 3, due: Some(9), takes: 4, trials: 1, armed: Some(5) };
-        let out = encode(&Message::new("x"), &notes, 1, 0).unwrap();
+        let out = encode(&Message::new("x"), Origin::Copy(notes), 1, 0).unwrap();
         let got = decode(out.properties, "", "q", b"x".to_vec());
         assert_eq!(got.notes, notes);
         assert!(got.message.headers.is_empty());
@@ -252,7 +315,7 @@ mod tests {
         assert_eq!(got.message.headers.get_str("amqp.correlation-id"), Some("c"));
         assert_eq!(got.message.headers.get_str("amqp.routing-key"), Some("a.b"));
         assert!(got.message.headers.get("x-death").is_none() && got.message.id.is_nil());
-        let copy = encode(&got.message, &Notes::default(), 1, 0).unwrap();
+        let copy = encode(&got.message, Origin::Copy(Notes::default()), 1, 0).unwrap();
         assert!(copy.properties.expiration().is_none(), "a copy lives as long as it must");
         assert_eq!(copy.properties.correlation_id().as_ref().map(|s| s.as_str()), Some("c"));
     }
@@ -260,10 +323,10 @@ mod tests {
     #[test]
     fn what_amqp_cannot_carry_is_refused_here() {
         let large = Message::new("x").header("h", vec![0; 140_000]);
-        let error = encode(&large, &Notes::default(), 1, 131_072).err().unwrap();
+        let error = encode(&large, Origin::Program, 1, 131_072).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::TooLarge);
         let long = Message::new("x").header("amqp.reply-to", "y".repeat(300));
-        assert_eq!(encode(&long, &Notes::default(), 1, 0).err().unwrap().kind(), ErrorKind::InvalidName);
+        assert_eq!(encode(&long, Origin::Program, 1, 0).err().unwrap().kind(), ErrorKind::InvalidName);
         let name = Message::new("x").header("n".repeat(300), "v");
         assert_eq!(round(&name).headers, name.headers);
     }

@@ -93,6 +93,72 @@ async fn another_host_is_tried() {
     broker.close(Duration::from_secs(5)).await;
 }
 
+/// Addresses that take a connection and say nothing, as a frozen machine does.
+fn silent(n: usize) -> Vec<std::net::TcpListener> {
+    (0..n).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect()
+}
+
+fn hosts(silent: &[std::net::TcpListener]) -> String {
+    silent.iter().map(|host| format!("127.0.0.1:{}", host.local_addr().unwrap().port())).collect::<Vec<_>>().join(",")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hosts_that_say_nothing_do_not_hide_the_one_behind_them() {
+    let rabbit = control::Rabbit::start(RabbitOptions::default());
+    let (_, up) = rabbit.url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let (server, path) = up.split_once('/').unwrap();
+    let mut first = Proxy::before(server.rsplit_once(':').unwrap().1.parse().unwrap(), 1).unwrap();
+    let silent = silent(2);
+    let list = format!("127.0.0.1:{},{},{server}/{path}", first.port(), hosts(&silent));
+    let broker = mq_amqp::connect(&format!("amqp://guest:guest@{list}?heartbeat=1s")).await.unwrap();
+    works(&broker, "t").await;
+    // The one in use now says nothing either.
+    let stall = Trouble::Stall(Direction::Both);
+    first.begin(stall).unwrap();
+    let producer = tokio::time::timeout(Duration::from_secs(40), async {
+        loop {
+            match broker.producer("t").await {
+                Ok(producer) => break producer,
+                Err(error) => println!("{error}"),
+            }
+        }
+    });
+    let producer = producer.await.expect("the fourth host is never tried");
+    producer.send(Message::new("x")).await.unwrap();
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_connection_is_waited_for_as_long_as_was_said_and_not_longer_for_many_hosts() {
+    let silent = silent(4);
+    let began = Instant::now();
+    let error = mq_amqp::connect(&format!("amqp://{}/?connect_timeout=2s", hosts(&silent))).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_does_not_wait_for_hosts_that_say_nothing() {
+    let rabbit = control::Rabbit::start(RabbitOptions::default());
+    let (_, up) = rabbit.url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let (server, path) = up.split_once('/').unwrap();
+    let silent = silent(3);
+    let mut proxy = Proxy::before(server.rsplit_once(':').unwrap().1.parse().unwrap(), 1).unwrap();
+    let url = format!("amqp://guest:guest@127.0.0.1:{},{}/{path}", proxy.port(), hosts(&silent));
+    let broker = mq_amqp::connect(&url).await.unwrap();
+    broker.producer("t").await.unwrap().send(Message::new("x")).await.unwrap_err();
+    proxy.begin(Trouble::Refuse).unwrap();
+    // It makes a connection, and waits for one silent host after the other.
+    let admin = broker.admin();
+    let looking = tokio::spawn(async move { admin.backlog(&"t".into(), &"g".into()).await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let began = Instant::now();
+    broker.close(Duration::from_secs(1)).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(looking.await.unwrap().is_err());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn virtual_hosts_are_apart() {
     let options = RabbitOptions::default().user("shop", "pw-shop", "shop").user("blog", "pw-blog", "/blog");

@@ -150,6 +150,35 @@ async fn a_missing_exchange_closes_the_channel_and_is_made_again() {
     broker.close(Duration::from_secs(5)).await;
 }
 
+/// The exchange goes and comes back by the hand of one who knows nothing of the others: their queues stand, bound to nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_are_bound_again_when_their_exchange_was_made_again_by_another() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let mut member = broker.subscribe(Subscription::group("t", "deaf")).await.unwrap();
+    let mut everyone = broker.subscribe(Subscription::broadcast("t")).await.unwrap();
+    let other = rabbit.connect("").await;
+    let (_raw, channel) = rabbit.raw().await;
+    channel.exchange_delete("t".into(), ExchangeDeleteOptions::default()).await.unwrap();
+    let producer = other.producer(ProducerSpec::new("t").group("other")).await.unwrap();
+    let health = member.control().health();
+    let bound = tokio::time::timeout(Duration::from_secs(30), async {
+        let (mut one, mut two) = (false, false);
+        while !(one && two) {
+            producer.send(Message::new("x")).await.unwrap();
+            let pause = Duration::from_millis(200);
+            if let Ok(got) = tokio::time::timeout(pause, member.recv()).await {
+                got.unwrap().unwrap().ack().await;
+                one = true;
+            }
+            two |= tokio::time::timeout(pause, everyone.recv()).await.is_ok();
+        }
+    });
+    bound.await.unwrap_or_else(|_| panic!("sends are confirmed and a member hears nothing: {:?}", health.current()));
+    broker.close(Duration::from_secs(5)).await;
+    other.close(Duration::from_secs(5)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_timeout_ends_in_a_running_consumer() {
     let rabbit = Rabbit::start(RabbitOptions::default().consumer_timeout(Duration::from_secs(2)));

@@ -11,6 +11,7 @@ use mq_api::{
     Topic,
 };
 use mq_testbed::RabbitOptions;
+use mq_testbed::proxy::{Proxy, Trouble};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -138,6 +139,58 @@ async fn every_reader_of_a_stream_that_is_made_again_reads_it_from_its_beginning
     for events in &mut events {
         assert_eq!(events.drain().len(), 0, "one gap each time");
     }
+    broker.close(Duration::from_secs(5)).await;
+}
+
+/// The reader was away when its stream was deleted and made again, so that nobody told it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_made_again_while_the_reader_was_away_is_read_from_its_beginning() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
+    let mut proxy = Proxy::before(at, 1).unwrap();
+    let far =
+        mq_amqp::connect(&rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()))).await.unwrap();
+    let near = rabbit.connect("").await;
+    let (_raw, channel) = rabbit.raw().await;
+    let first = producer(&near, "t").await;
+    send(&first, 0..20).await;
+    let mut reader = reader(&far, "t", "first").await;
+    let mut events = reader.control().events();
+    expect(&mut reader, 0..20).await;
+    // Shorter than what was read, as long, and longer.
+    for (round, n) in [5, 5, 40].into_iter().enumerate() {
+        proxy.begin(Trouble::Refuse).unwrap();
+        channel.queue_delete("t..stream".into(), QueueDeleteOptions::default()).await.unwrap();
+        let again = producer(&near, "t").await;
+        send(&again, 0..n).await;
+        proxy.end(Trouble::Refuse).unwrap();
+        let event = tokio::time::timeout(Duration::from_secs(30), events.next()).await;
+        let event = event.unwrap_or_else(|_| panic!("round {round}: it waits for what will never come")).unwrap();
+        assert!(matches!(event, Event::Gap(ref gap) if gap.cause == GapCause::Deleted), "{event:?}");
+        expect(&mut reader, 0..n).await;
+    }
+    // The same stream goes on where it was, without a gap.
+    proxy.begin(Trouble::Cut).unwrap();
+    let again = producer(&near, "t").await;
+    send(&again, 40..60).await;
+    expect(&mut reader, 40..60).await;
+    quiet(&mut reader, Duration::from_millis(200)).await;
+    assert_eq!(events.drain().len(), 0, "one gap each time");
+    for broker in [near, far] {
+        broker.close(Duration::from_secs(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_topic_takes_its_stream_along() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    send(&producer(&broker, "t").await, 0..3).await;
+    assert!(broker.admin().delete_topic(&"t".into()).await.unwrap());
+    send(&producer(&broker, "t").await, 0..1).await;
+    let mut reader = reader(&broker, "t", "first").await;
+    expect(&mut reader, 0..1).await;
+    quiet(&mut reader, Duration::from_millis(500)).await;
     broker.close(Duration::from_secs(5)).await;
 }
 

@@ -1,3 +1,4 @@
+use crate::failure::cut;
 use crate::{Headers, Message, Position};
 use bytes::Bytes;
 use std::fmt;
@@ -123,7 +124,7 @@ impl Envelope {
         }
     }
 
-    /// Writes the headers, replacing those of an earlier envelope.
+    /// Writes the headers, replacing those of an earlier envelope. Reason and consumer are cut to 1,024 bytes, as errors are.
     pub fn write(&self, headers: &mut Headers) {
         Self::strip(headers);
         headers.push(TOPIC, text(&self.topic));
@@ -141,12 +142,12 @@ impl Envelope {
             headers.push(FAILED_AT, millis(at));
         }
         headers.push(ATTEMPTS, self.attempts.to_string());
-        headers.push(REASON, text(self.reason.as_str()));
+        headers.push(REASON, text(&cut(self.reason.as_str())));
         if let Some(error) = &self.error {
             headers.push(ERROR, text(error));
         }
         if let Some(consumer) = &self.consumer {
-            headers.push(CONSUMER, text(consumer));
+            headers.push(CONSUMER, text(&cut(consumer)));
         }
         if self.redrives > 0 {
             headers.push(REDRIVES, self.redrives.to_string());

@@ -7,6 +7,18 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// Bytes of an error chain that are kept: what fits a dead-letter header on every backend.
 const MAX_CHAIN: usize = 1024;
 
+/// Text of a program as a dead-letter header has it: at most [`MAX_CHAIN`] bytes, and a mark if it was longer.
+pub(crate) fn cut(text: &str) -> std::borrow::Cow<'_, str> {
+    if text.len() <= MAX_CHAIN {
+        return text.into();
+    }
+    let mut end = MAX_CHAIN;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}…", &text[..end]).into()
+}
+
 /// Why handling a message failed, with a class that decides what happens next.
 ///
 /// Any error becomes one of class [`Class::Failed`]: redelivered after a back-off. Two wrappers say more, and may be
@@ -101,12 +113,7 @@ impl Failure {
             cause = e.source();
         }
         if chain.len() > MAX_CHAIN {
-            let mut end = MAX_CHAIN;
-            while !chain.is_char_boundary(end) {
-                end -= 1;
-            }
-            chain.truncate(end);
-            chain.push('…');
+            chain = cut(&chain).into_owned();
         }
         Self { class, chain: chain.into() }
     }

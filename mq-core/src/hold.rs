@@ -124,16 +124,10 @@ impl Lane {
         }
     }
 
-    /// For the driver: the last token below which everything is settled. `None` before the first.
-    pub fn prefix(&self) -> Option<Token> {
+    /// For the driver: the first that is not settled.
+    pub fn first_unsettled(&self) -> Option<Token> {
         let ring = self.ring.lock();
-        let prefix = ring.slots.prefix();
-        match self.shared.at_most_once {
-            true => {
-                ring.slots.iter().take_while(|(_, s)| self.is_settled(s.state)).last().map(|(_, s)| s.token).or(prefix)
-            }
-            false => prefix,
-        }
+        ring.slots.iter().find(|(_, s)| !self.is_settled(s.state)).map(|(_, s)| s.token)
     }
 
     /// For the driver: unsettled slots, and the span from the first unsettled one to the last pushed.

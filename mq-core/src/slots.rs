@@ -74,7 +74,6 @@ pub(crate) struct Slots {
     ring: SeqRing<Slot>,
     aside: BTreeMap<u64, Slot>,
     open: usize,
-    passed: Option<Token>,
 }
 
 impl Slots {
@@ -138,14 +137,8 @@ impl Slots {
         while let Some(slot) = self.ring.front_mut()
             && slot.state == SlotState::Done
         {
-            self.passed = Some(slot.token);
             self.ring.retire();
         }
-    }
-
-    /// The last token below which everything is settled.
-    pub(crate) fn prefix(&self) -> Option<Token> {
-        if self.aside.is_empty() { self.passed } else { None }
     }
 
     /// Unsettled slots.
@@ -190,11 +183,9 @@ mod tests {
         }
         assert!(slots.span() <= SPAN + 2 && slots.open() == 2);
         assert_eq!(slots.iter().take(2).map(|(seq, _)| seq).collect::<Vec<_>>(), slow);
-        assert_eq!(slots.prefix(), None, "nothing is settled below the first");
         assert!(slots.get(slow[0]).is_some() && slots.get_mut(slow[1]).is_some());
         slow.iter().for_each(|seq| slots.done(*seq));
         slots.retire();
         assert_eq!((slots.open(), slots.span()), (0, 0));
-        assert_eq!(slots.prefix(), Some(Token(10 * SPAN as u64 + 1, 0)));
     }
 }

@@ -2,7 +2,7 @@
 //! acknowledgement is in a commit as soon as it is made, often before its turn to be confirmed comes.
 
 use mq_api::Settled;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// What a commit says is settled of one partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -118,8 +118,14 @@ impl Answers {
         self.exceptions.extend(answers.into_iter().filter_map(|(op, answer)| Some((op, answer?))));
     }
 
-    /// Everything up to here is confirmed, but for these.
-    pub(crate) fn confirm(&mut self, upto: u64) -> Vec<(u64, Settled)> {
+    /// Everything up to here is confirmed, but for these. `unsaid`: lanes of which only what is below an offset was written.
+    pub(crate) fn confirm(&mut self, upto: u64, unsaid: &[(u32, u64)]) -> Vec<(u64, Settled)> {
+        let beyond = |w: &Waiting| unsaid.iter().any(|(lane, base)| w.lane == *lane && w.offset >= *base);
+        let unknown: BTreeSet<u64> = match unsaid.is_empty() {
+            true => BTreeSet::new(),
+            false => self.waiting.iter().filter(|w| w.op <= upto && beyond(w)).map(|w| w.op).collect(),
+        };
+        self.exceptions.extend(unknown.into_iter().map(|op| (op, Settled::Unknown)));
         self.waiting.retain(|w| w.op > upto);
         std::mem::take(&mut self.exceptions)
     }
@@ -162,7 +168,7 @@ mod tests {
         answers.all_taken();
         let stale = Settled::Stale;
         let wanted = [(2, Settled::Unknown), (4, Settled::Unknown), (5, stale), (8, stale)];
-        assert_eq!(sorted(answers.confirm(8)), wanted);
+        assert_eq!(sorted(answers.confirm(8, &[])), wanted);
         assert!(answers.waiting.is_empty() && answers.over.is_empty());
     }
 
@@ -173,7 +179,7 @@ mod tests {
             answers.taken(7, op, offset);
         }
         answers.end(7, Ending::Lost { written: written(10, &[]), perhaps: Perhaps::Nothing });
-        assert_eq!(sorted(answers.confirm(3)), [(2, Settled::Unknown), (3, Settled::Stale)]);
+        assert_eq!(sorted(answers.confirm(3, &[])), [(2, Settled::Unknown), (3, Settled::Stale)]);
     }
 
     #[test]
@@ -183,8 +189,18 @@ mod tests {
         answers.end(7, Ending::Good);
         answers.taken(7, 2, 6);
         answers.all_taken();
-        assert_eq!(answers.confirm(1), []);
+        assert_eq!(answers.confirm(1, &[]), []);
         answers.unsure(&[7]);
-        assert_eq!(answers.confirm(2), [(2, Settled::Unknown)]);
+        assert_eq!(answers.confirm(2, &[]), [(2, Settled::Unknown)]);
+    }
+
+    #[test]
+    fn what_only_metadata_could_say_is_unknown_without_it() {
+        let mut answers = Answers::default();
+        for (op, lane, offset) in [(1, 7, 4), (2, 7, 5), (2, 7, 3), (3, 8, 9), (4, 7, 6)] {
+            answers.taken(lane, op, offset);
+        }
+        assert_eq!(answers.confirm(3, &[(7, 5)]), [(2, Settled::Unknown)]);
+        assert_eq!(answers.confirm(4, &[(7, 7)]), []);
     }
 }

@@ -45,11 +45,11 @@ pub(crate) enum Job {
     Commit(Vec<Mark>),
     /// Whether a topic exists, and is the one of this id.
     Look(Arc<str>, Option<TopicId>),
-    /// The first offset that a partition still has.
+    /// The first offset that a partition still has: there are some missing, `(expected, found)`.
     Low {
         topic: Arc<str>,
         partition: i32,
-        expected: u64,
+        missing: (u64, u64),
     },
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Done {
     Looked(Result<bool>),
     Low {
         partition: i32,
-        expected: u64,
+        missing: (u64, u64),
         low: Option<u64>,
     },
 }
@@ -162,9 +162,9 @@ fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job, 
             Done::Committed(commit(consumer, &marks, || wanted() && Instant::now() < until))
         }
         Job::Look(topic, id) => Done::Looked(look(consumer, &topic, id)),
-        Job::Low { topic, partition, expected } => {
+        Job::Low { topic, partition, missing } => {
             let low = consumer.fetch_watermarks(&topic, partition, REQUEST).ok();
-            Done::Low { partition, expected, low: low.and_then(|(low, _)| u64::try_from(low).ok()) }
+            Done::Low { partition, missing, low: low.and_then(|(low, _)| u64::try_from(low).ok()) }
         }
     }
 }

@@ -5,8 +5,8 @@ use crate::driver::{self, Kafka};
 use crate::topology::Cluster;
 use crate::url::Settings;
 use mq_api::{
-    Admin, Broker, Capabilities, CloseReport, Consumer, HealthSetter, HealthState, HealthWatch, Producer, ProducerSpec,
-    Result, Subscription, async_trait,
+    Admin, Broker, Capabilities, CloseReport, Consumer, Error, ErrorKind, HealthSetter, HealthState, HealthWatch,
+    Producer, ProducerSpec, Result, Subscription, async_trait,
 };
 use mq_core::{ConnectPolicy, Driver, EngineConsumer, EngineProducer, Env, Hooks, NoHooks, Roster};
 use std::sync::Arc;
@@ -66,6 +66,7 @@ pub async fn connect_with(url: &str, hooks: Arc<dyn Hooks>) -> Result<Arc<dyn Br
 
 /// Health of the connection: what the looking client tells, and whether it is back.
 async fn watch(cluster: Arc<Cluster>, health: HealthSetter, stop: CancellationToken) {
+    let mut refusal = None;
     loop {
         tokio::select! { biased;
             () = stop.cancelled() => return,
@@ -76,9 +77,11 @@ async fn watch(cluster: Arc<Cluster>, health: HealthSetter, stop: CancellationTo
             health.set(HealthState::Running, "", cluster.env.wall());
             continue;
         };
-        health.set(HealthState::Reconnecting, why, cluster.env.wall());
-        // Clears it when a broker answers.
-        let _ = cluster.blocking(|cluster| cluster.wait_up(Duration::from_millis(500))).await;
+        health.set(HealthState::Reconnecting, refusal.take().unwrap_or(why), cluster.env.wall());
+        // Clears it when a broker answers. A refusal is tried again: it may be over.
+        let answer = cluster.blocking(|cluster| cluster.look_again(Duration::from_millis(500))).await;
+        let refused = |error: &Error| matches!(error.kind(), ErrorKind::Auth | ErrorKind::Tls | ErrorKind::Permission);
+        refusal = answer.err().filter(refused).map(|error| error.to_string());
     }
 }
 

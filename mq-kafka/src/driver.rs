@@ -64,6 +64,7 @@ impl Driver for Kafka {
         let (joined, has_joined) = oneshot::channel();
         let stop = session.stop.clone();
         let cluster = self.cluster.clone();
+        let (closing, number) = (session.draining.clone(), session.consumer);
         let (mut ended, driver) = spawn(&self.cluster.threads, "anymq-kafka", move || {
             main.wake.set(std::thread::current()).ok();
             let topic = session.subscription.topic.shared_name();
@@ -74,14 +75,18 @@ impl Driver for Kafka {
                 let topic = retries.topic.into();
                 members.push(Member::new(
                     Role::Retries,
-                    cluster,
+                    cluster.clone(),
                     topic,
                     retries.reading,
                     retries.consumer,
                     session.clone(),
                 )?);
             }
-            Ok(Thread::new(session, members, joined).run())
+            let end = Thread::new(session, members, joined).run();
+            if closing.is_cancelled() {
+                cluster.forget(number);
+            }
+            Ok(end)
         })?;
         tokio::select! { biased;
             end = &mut ended => return Err(ended_early(end.ok())),
@@ -162,7 +167,7 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
         _ => group::existing(cluster, topic)?,
     };
     let id = group_id(&sub.topic, group);
-    let (reading, other) = cluster.reads(&session.member, &id, topic)?;
+    let (reading, other) = cluster.reads(session.consumer, &id, topic)?;
     if other {
         session.events.push(Event::Gap(Gap::new(sub.topic.clone(), GapCause::Deleted)));
     }
@@ -170,7 +175,7 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
     // A member that has read of the group knows better than its subscription where it was: it was lost meanwhile.
     let known = session.again;
     let first = if known { Start::Oldest } else { sub.start };
-    let left = |partition| cluster.left_at(&session.member, &id, topic, partition);
+    let left = |partition| cluster.left_at(session.consumer, &id, topic, partition);
     start::begin(&main.consumer, topic, partitions, first, sub.provisioning, left)?;
     subscribe(&main, &[topic])?;
     let main = Joining { topic: topic.to_owned(), reading, ..main };
@@ -188,7 +193,8 @@ fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String
     let keyed = sub.ordering == Ordering::PerKey;
     let mut config = client::consumer(&cluster.settings, group, sub.lease, keyed, native);
     // Listings of members show it.
-    config.set("client.id", format!("anymq-{}", session.member));
+    let of_program = config.get("client.id").unwrap_or_default().to_owned();
+    config.set("client.id", format!("{of_program}-{}", session.member));
     let made = config.create_with_context(Ctx::default());
     let mut made: BaseConsumer<Ctx> = made.map_err(|e| fault::error("making the consumer", e))?;
     let wake = Arc::new(OnceLock::<std::thread::Thread>::new());

@@ -52,7 +52,6 @@ pub(crate) struct Partition {
     start: u64,
     /// One beyond the last offset that was pushed or is known to be settled.
     pub(crate) next: u64,
-    first: bool,
     held: Option<Fetched>,
     /// Messages from here on are not handed out before a commit said that they might be: else a message that kills its
     /// process at once would never be counted.
@@ -61,7 +60,8 @@ pub(crate) struct Partition {
     /// Commits are offsets only: the broker takes no metadata of our size.
     plain: bool,
     trials: BTreeMap<u64, (u32, u32)>,
-    /// Attempts no longer fit into the metadata: nothing more is delivered until they do.
+    /// Attempts no longer fit into the metadata: nothing more is delivered until they do, or until nothing is left here that
+    /// could make room. What does not fit is of messages that were not read yet then, and attempts are "at least".
     crowded: bool,
     /// Something is to be committed.
     pub(crate) dirty: bool,
@@ -73,6 +73,8 @@ pub(crate) struct Partition {
     written: Written,
     /// A commit of it failed, and may have been written all the same.
     unsure: bool,
+    /// Offsets without messages that retention may have taken, the most of them: `(expected, found)`.
+    pub(crate) missing: Option<(u64, u64)>,
 }
 
 /// What a turn of fetching came to.
@@ -81,8 +83,6 @@ pub(crate) struct Turn {
     pub(crate) count: usize,
     pub(crate) bytes: usize,
     pub(crate) error: Option<KafkaError>,
-    /// Offsets are missing before the first message: `(expected, found)`.
-    pub(crate) gap: Option<(u64, u64)>,
     /// Offsets went back to this one: the topic is another, or lost its end.
     pub(crate) back: Option<u64>,
 }
@@ -117,7 +117,6 @@ impl Partition {
             known,
             start,
             next: start,
-            first: true,
             held: None,
             horizon: if tracked { 0 } else { u64::MAX },
             tracked,
@@ -130,6 +129,15 @@ impl Partition {
             draining: false,
             written: Written::default(),
             unsure: false,
+            missing: None,
+        }
+    }
+
+    /// Offsets are missing, and it is not known yet why.
+    pub(crate) fn misses(&mut self, expected: u64, found: u64) {
+        let width = |(expected, found): (u64, u64)| found - expected;
+        if self.missing.is_none_or(|before| width(before) < width((expected, found))) {
+            self.missing = Some((expected, found));
         }
     }
 
@@ -142,21 +150,14 @@ impl Partition {
         Fetched { offset: u64::try_from(record.offset()).unwrap_or_default(), message, special }
     }
 
-    /// The lowest offset that may still be unsettled.
-    fn floor(&self, start: u64) -> u64 {
-        self.lane.prefix().map_or(start, |token| token.0 + 1)
-    }
-
-    fn fits_span(&self, offset: u64) -> bool {
-        let floor = self.floor(self.committed.as_ref().map_or(offset, |(base, _)| *base));
-        // A gap of compaction may be longer than the span: what counts is whether anything below is unsettled.
-        offset.saturating_sub(floor) < SPAN || self.lane.span().0 == 0
-    }
-
     /// Fetches at most `max` messages and about `max_bytes` bytes into the lane. `retries`: messages may not be due yet.
     pub(crate) fn fetch(&mut self, max: usize, max_bytes: usize, retries: bool, now: SystemTime) -> Turn {
         let mut turn = Turn::default();
-        if self.draining || self.crowded || !self.lane.has_room() {
+        if self.draining || !self.lane.has_room() {
+            return turn;
+        }
+        let mut first = self.lane.first_unsettled().map(|token| token.0);
+        if self.crowded && first.is_some() {
             return turn;
         }
         let mut batch: Vec<Incoming> = Vec::new();
@@ -178,8 +179,10 @@ impl Partition {
                 self.held = Some(fetched);
                 break;
             }
-            if std::mem::take(&mut self.first) && offset > self.next {
-                turn.gap = Some((self.next, offset));
+            if offset > self.next {
+                // Compacted, of a transaction that was given up, or taken by retention: there is nothing in between.
+                self.misses(self.next, offset);
+                self.next = offset;
             }
             if offset >= self.horizon {
                 self.wanted = true;
@@ -198,7 +201,8 @@ impl Partition {
                 self.wanted = true;
                 continue;
             }
-            if !self.fits_span(offset) {
+            if first.is_some_and(|first| offset.saturating_sub(first) >= SPAN) {
+                // A commit at the first could not say that this one is acknowledged.
                 self.held = Some(fetched);
                 break;
             }
@@ -207,6 +211,7 @@ impl Partition {
                 self.held = Some(fetched);
                 break;
             }
+            first.get_or_insert(offset);
             self.next = offset + 1;
             turn.count += 1;
             turn.bytes += fetched.message.size();
@@ -279,7 +284,7 @@ impl Partition {
                 trials = trials.max(*n);
                 counts = !last;
             }
-            attempt += u32::from(counts);
+            attempt = attempt.saturating_add(u32::from(counts));
             if attempt > 1 || trials > 0 {
                 record.tried.insert(offset, Tried { attempt, trials });
             }
@@ -316,6 +321,17 @@ impl Partition {
         self.committed.as_ref().map_or(self.start, |(offset, _)| *offset)
     }
 
+    /// Where a commit says nothing but how far all is settled: its lane, and that offset.
+    pub(crate) fn unsaid(&self) -> Option<(u32, u64)> {
+        self.plain.then(|| (self.lane.id(), self.confirmed()))
+    }
+
+    /// The same of the commit that is to come, once everything that goes on here has ended.
+    pub(crate) fn to_be_unsaid(&self) -> Option<(u32, u64)> {
+        let base = || self.lane.first_unsettled().map_or(u64::MAX, |token| token.0);
+        self.plain.then(|| (self.lane.id(), base()))
+    }
+
     /// Whether the broker has exactly this already.
     pub(crate) fn is_committed(&self, snapshot: &Snapshot) -> bool {
         self.committed
@@ -349,8 +365,22 @@ impl Partition {
         Ending::Lost { written: std::mem::take(&mut self.written), perhaps }
     }
 
+    /// What is known of its acknowledgements when it is given up with this commit.
+    pub(crate) fn given_up(&self, snapshot: &Snapshot) -> Ending {
+        match self.plain {
+            true => Ending::Lost { written: snapshot.written.clone(), perhaps: Perhaps::Nothing },
+            false => Ending::Good,
+        }
+    }
+
     /// The broker takes no metadata of this size: only offsets from now on.
     pub(crate) fn without_metadata(&mut self) {
+        tracing::warn!(
+            topic = %self.topic,
+            partition = self.number,
+            "the broker takes no metadata of commits (offset.metadata.max.bytes, by default 4096): only what is acknowledged \
+             in order is confirmed, and attempts that end with a process are not counted"
+        );
         self.horizon = u64::MAX;
         self.tracked = false;
         self.plain = true;
@@ -364,9 +394,9 @@ impl Partition {
         self.known = Record::default();
         self.start = at;
         self.next = at;
-        self.first = false;
         self.horizon = if self.tracked { 0 } else { u64::MAX };
         self.trials.clear();
+        self.missing = None;
         self.committed = None;
         self.dirty = true;
         self.wanted = self.tracked;

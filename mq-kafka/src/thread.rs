@@ -3,6 +3,7 @@
 
 use crate::answers::Answers;
 use crate::member::{Member, News, Role};
+use crate::partition::Partition;
 use mq_api::{Error, ErrorKind};
 use mq_core::{Carry, End, Plan, Session};
 use std::sync::Arc;
@@ -146,6 +147,10 @@ impl Driver {
         }
     }
 
+    fn partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.members.iter().flat_map(|member| &member.partitions)
+    }
+
     fn fetch(&mut self, cx: &mut Context<'_>) -> bool {
         let Poll::Ready(credit) = self.session.flow.poll_credit(cx) else { return false };
         let (mut count, mut bytes) = (0, 0);
@@ -168,7 +173,8 @@ impl Driver {
             && self.members.iter().all(|m| !m.is_committing())
         {
             if self.members.iter().all(Member::round_is_done) {
-                self.confirm(upto);
+                let unsaid: Vec<_> = self.partitions().filter_map(Partition::unsaid).collect();
+                self.confirm(upto, &unsaid);
                 self.round = None;
                 busy = true;
             } else {
@@ -191,8 +197,8 @@ impl Driver {
         busy
     }
 
-    fn confirm(&mut self, upto: u64) {
-        let exceptions = self.answers.confirm(upto);
+    fn confirm(&mut self, upto: u64, unsaid: &[(u32, u64)]) {
+        let exceptions = self.answers.confirm(upto, unsaid);
         self.confirmed = self.confirmed.max(upto);
         self.session.settles.confirm(upto, exceptions);
     }
@@ -200,6 +206,7 @@ impl Driver {
     /// Commits, gives back and leaves.
     fn finish(mut self) -> End {
         // What the engine flushed is confirmed; this is for what came after, and to say that the end was a good one.
+        let unsaid: Vec<_> = self.partitions().filter_map(Partition::to_be_unsaid).collect();
         let members: Vec<Member> = self.members.drain(..).collect();
         let all = std::thread::scope(|scope| {
             let closing: Vec<_> = members
@@ -210,7 +217,7 @@ impl Driver {
             ends.into_iter().all(|confirmed| confirmed)
         });
         if all {
-            self.confirm(self.upto);
+            self.confirm(self.upto, &unsaid);
             return End::Closed;
         }
         End::Lost(Error::new(ErrorKind::Disconnected, "the last commit was not confirmed: what it held comes again"))

@@ -23,6 +23,10 @@ const KEPT: &str = "1209600000";
 /// is 1,048,588.
 const MAX_BATCH: usize = 1_200_000;
 
+/// Retries and dead letters are as large as what their topic takes, whatever that is; just below what a client takes in one
+/// answer (`receive.message.max.bytes`), and a broker in one request (`socket.request.max.bytes`).
+pub(crate) const LARGEST: usize = 99_000_000;
+
 /// A topic that must exist.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
@@ -72,7 +76,8 @@ impl Wanted {
         let config = vec![
             ("cleanup.policy", "delete".to_owned()),
             ("retention.ms", KEPT.to_owned()),
-            ("max.message.bytes", (MAX_BATCH + client::ENVELOPE).to_string()),
+            // Whatever its topic took, which is its own affair.
+            ("max.message.bytes", LARGEST.to_string()),
         ];
         Self { name, asked: None, otherwise: 1, config }
     }
@@ -83,8 +88,8 @@ impl Wanted {
     }
 }
 
-/// Who reads what: see [`Cluster`].
-type Reader = (Arc<str>, String, String);
+/// Who reads what: the number of a consumer (a name may be used again, for another), group and topic.
+type Reader = (u64, String, String);
 
 /// The cluster, for everything that is not fetching or sending.
 pub(crate) struct Cluster {
@@ -94,13 +99,13 @@ pub(crate) struct Cluster {
     looker: RwLock<Option<Arc<BaseConsumer<Ctx>>>>,
     ctx: Ctx,
     watched: Mutex<Vec<Weak<Watched>>>,
-    /// What each member read last: by member, group and topic.
+    /// What each consumer read last.
     read: Mutex<HashMap<Reader, Past>>,
     /// Whether brokers tell the ids of topics, once that is known.
     tells_ids: Mutex<Option<bool>>,
 }
 
-/// The topic that a member reads, among those that have had its name.
+/// The topic that a consumer reads, among those that have had its name.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Reading {
     pub(crate) id: Option<TopicId>,
@@ -108,7 +113,7 @@ pub(crate) struct Reading {
     pub(crate) remade: bool,
 }
 
-/// What a member remembers of a topic, should the group be lost.
+/// What a consumer remembers of a topic, should the group be lost.
 #[derive(Debug, Default)]
 struct Past {
     reading: Reading,
@@ -139,11 +144,11 @@ impl Cluster {
         all.iter().filter_map(Weak::upgrade).filter(ours).collect()
     }
 
-    /// Which topic of this name is there now, and whether it is another than this member read before. Blocks.
-    pub(crate) fn reads(&self, member: &Arc<str>, group: &str, topic: &str) -> Result<(Reading, bool)> {
+    /// Which topic of this name is there now, and whether it is another than this consumer read before. Blocks.
+    pub(crate) fn reads(&self, consumer: u64, group: &str, topic: &str) -> Result<(Reading, bool)> {
         let id = self.topic_id(topic)?;
         let mut all = self.read.lock();
-        let past = all.entry((member.clone(), group.to_owned(), topic.to_owned())).or_default();
+        let past = all.entry((consumer, group.to_owned(), topic.to_owned())).or_default();
         let other = past.reading.id.is_some() && id.is_some() && past.reading.id != id;
         if other {
             past.left.clear();
@@ -152,17 +157,22 @@ impl Cluster {
         Ok((past.reading, other))
     }
 
-    /// A member gives a partition up; everything below `offset` was settled, and confirmed.
-    pub(crate) fn leave_at(&self, member: &Arc<str>, group: &str, topic: &str, partition: i32, offset: u64) {
+    /// A consumer gives a partition up; everything below `offset` was settled, and confirmed.
+    pub(crate) fn leave_at(&self, consumer: u64, group: &str, topic: &str, partition: i32, offset: u64) {
         let mut all = self.read.lock();
-        let past = all.entry((member.clone(), group.to_owned(), topic.to_owned())).or_default();
+        let past = all.entry((consumer, group.to_owned(), topic.to_owned())).or_default();
         past.left.insert(partition, offset);
     }
 
-    /// Where this member left a partition.
-    pub(crate) fn left_at(&self, member: &Arc<str>, group: &str, topic: &str, partition: i32) -> Option<u64> {
+    /// Nobody asks any more where this consumer was.
+    pub(crate) fn forget(&self, consumer: u64) {
+        self.read.lock().retain(|(of, ..), _| *of != consumer);
+    }
+
+    /// Where this consumer left a partition.
+    pub(crate) fn left_at(&self, consumer: u64, group: &str, topic: &str, partition: i32) -> Option<u64> {
         let all = self.read.lock();
-        let past = all.get(&(member.clone(), group.to_owned(), topic.to_owned()))?;
+        let past = all.get(&(consumer, group.to_owned(), topic.to_owned()))?;
         past.left.get(&partition).copied()
     }
 
@@ -258,6 +268,13 @@ impl Cluster {
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         }
+    }
+
+    /// Whether a broker answers now, whatever was refused before. Blocks.
+    pub(crate) fn look_again(&self, limit: Duration) -> Result<()> {
+        self.serve();
+        self.ctx.forget_refusal();
+        self.wait_up(limit).map(drop)
     }
 
     /// Takes what the client has to tell.

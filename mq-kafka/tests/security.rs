@@ -145,6 +145,30 @@ async fn access_rules_are_refusals_by_name_and_then_a_state() {
     within(broker.close(Duration::from_secs(5))).await;
 }
 
+/// A server that shows a wrong certificate for a while is a state of the connection, which says so, and is over with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_expires_under_way_is_a_state() {
+    let mut bed = tokio::task::block_in_place(|| Bed::start(|made| made.server.clone(), false));
+    let url = format!("kafkas://dave:dave-pw@localhost:{}?{}&sasl=scram-sha-256", bed.sasl_tls, bed.ca());
+    let broker = connect(&url).await.unwrap();
+    let health = broker.health();
+    let shown = bed.made.server.both.clone();
+    let right = std::fs::read(&shown).unwrap();
+    let mut shows = |certificate: &[u8]| {
+        tokio::task::block_in_place(|| {
+            bed.server.kill().unwrap();
+            std::fs::write(&shown, certificate).unwrap();
+            bed.server.restart().unwrap();
+        });
+    };
+    shows(&std::fs::read(&bed.made.expired_server.both).unwrap());
+    let state = within(health.clone().wait_for(|h| h.reason.contains("refused"))).await;
+    assert_eq!(state.state, HealthState::Reconnecting, "{state:?}");
+    shows(&right);
+    within(health.clone().wait_for(|h| h.state == HealthState::Running)).await;
+    within(broker.close(Duration::from_secs(5))).await;
+}
+
 /// A rule is in force some 150 ms after it is made.
 async fn allowed<T>(mut attempt: impl AsyncFnMut() -> mq_api::Result<T>) -> T {
     within(async {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
 
@@ -360,7 +361,9 @@ pub(crate) fn trimmed_home(installed: &Path) -> Result<PathBuf> {
     }
     let failed = |what: &str| Problem::during::<std::io::Error>(format!("make a RabbitMQ home, {what}"));
     // Others may be making it at the same time: build aside, then rename.
-    let aside = folders::cache().join(format!("{version}.{}", std::process::id()));
+    static MAKING: AtomicU64 = AtomicU64::new(0);
+    let number = MAKING.fetch_add(1, Ordering::Relaxed);
+    let aside = folders::cache().join(format!("{version}.{}.{number}", std::process::id()));
     folders::make(&aside.join("plugins"))?;
     folders::make(&aside.join("sbin"))?;
     for entry in std::fs::read_dir(installed.join("sbin")).map_err(failed("read sbin"))?.flatten() {

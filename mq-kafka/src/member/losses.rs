@@ -1,10 +1,14 @@
 //! What the broker lost: partitions that end before what was seen of them, and groups whose commits are gone.
 
 use super::{Member, Role};
-use crate::commit::Loaded;
+use crate::commit::{Job, Loaded};
 use crate::group::group_id;
 use crate::partition::Partition;
 use mq_api::{Event, Gap, GapCause, Position};
+use std::time::{Duration, Instant};
+
+/// Pause after offsets were missing for another reason than retention: where transactions are, each leaves one.
+const WHY: Duration = Duration::from_secs(1);
 
 impl Member {
     pub(super) fn gap(&self, partition: i32, from: u64, to: u64, cause: GapCause, count: Option<u64>) {
@@ -16,6 +20,40 @@ impl Member {
             count,
             cause,
         }));
+    }
+
+    /// Asks for the first offset that a partition still has, if some are missing.
+    pub(super) fn ask_why(&mut self) {
+        if self.asking_why {
+            return;
+        }
+        let mut missing = self.partitions.iter_mut().filter(|p| p.missing.is_some());
+        let Some(partition) = missing.next() else { return };
+        if Instant::now() < self.next_why {
+            return;
+        }
+        let Some(missing) = partition.missing.take() else { return };
+        self.asking_why = true;
+        self.committer.ask(Job::Low { topic: partition.topic.clone(), partition: partition.number, missing });
+    }
+
+    pub(super) fn on_low(&mut self, partition: i32, missing: (u64, u64), low: Option<u64>) {
+        self.asking_why = false;
+        let (expected, found) = missing;
+        match low {
+            // More may have been taken meanwhile: of what was read already.
+            Some(low) if low > expected => {
+                let low = low.min(found);
+                self.gap(partition, expected, low, GapCause::Retention, Some(low - expected));
+            }
+            Some(_) => self.next_why = Instant::now() + WHY,
+            None => {
+                self.next_why = Instant::now() + WHY;
+                if let Some(partition) = self.partitions.iter_mut().find(|p| p.number == partition) {
+                    partition.misses(expected, found);
+                }
+            }
+        }
     }
 
     /// The last offset that was seen of a partition in an earlier period, unless its loss was told.
@@ -52,13 +90,13 @@ impl Member {
     pub(super) fn remember(&self, partition: &Partition) {
         if let Some(group) = self.group_id() {
             let at = partition.confirmed();
-            self.cluster.leave_at(&self.session.member, &group, &partition.topic, partition.number, at);
+            self.cluster.leave_at(self.session.consumer, &group, &partition.topic, partition.number, at);
         }
     }
 
     /// Where this member left a partition.
     pub(super) fn left_at(&self, partition: i32) -> Option<u64> {
-        self.cluster.left_at(&self.session.member, &self.group_id()?, &self.topic, partition)
+        self.cluster.left_at(self.session.consumer, &self.group_id()?, &self.topic, partition)
     }
 
     /// The group of the topic; retry topics are not remembered: what they hold is read from the start.

@@ -74,6 +74,9 @@ pub(crate) struct Member {
     /// Partitions whose loss was told.
     told: HashSet<i32>,
     unreachable: bool,
+    /// It is being asked why offsets are missing.
+    asking_why: bool,
+    next_why: Instant,
     pub(crate) news: Vec<News>,
     turn: usize,
 }
@@ -113,6 +116,8 @@ impl Member {
             joined: false,
             told: HashSet::new(),
             unreachable: false,
+            asking_why: false,
+            next_why: Instant::now(),
             news: Vec::new(),
             turn: 0,
         })
@@ -220,11 +225,7 @@ impl Member {
                     }
                 }
             }
-            Done::Low { partition, expected, low } => {
-                if let Some(low) = low.filter(|low| *low > expected) {
-                    self.gap(partition, expected, low, GapCause::Retention, Some(low - expected));
-                }
-            }
+            Done::Low { partition, missing, low } => self.on_low(partition, missing, low),
         }
     }
 
@@ -253,7 +254,6 @@ impl Member {
             count += turn.count;
             bytes += turn.bytes;
             let number = partition.number;
-            let topic = partition.topic.clone();
             if let Some(at) = turn.back {
                 let (lane, lost_from) = (partition.lane.clone(), partition.next);
                 self.session.close_lane(&lane);
@@ -266,14 +266,12 @@ impl Member {
                 self.partitions[(self.turn + i) % n].restart(watched, at);
                 self.gap(number, lost_from, at, GapCause::BrokerLoss, None);
             }
-            if let Some((expected, _)) = turn.gap
-                && !retries
-            {
-                self.committer.ask(Job::Low { topic, partition: number, expected });
-            }
             if let Some(error) = turn.error {
                 self.on_error(error);
             }
+        }
+        if !retries {
+            self.ask_why();
         }
         (count, bytes)
     }

@@ -3,7 +3,6 @@
 
 use super::rounds::{Flight, ONE_REQUEST};
 use super::{AGAIN, Member, News, Role};
-use crate::answers::Ending;
 use crate::client::{Change, KEYED_MOVE};
 use crate::commit::{Job, Loaded, Place};
 use crate::ffi;
@@ -193,8 +192,8 @@ impl Member {
         for mut partition in self.partitions.extract_if(.., |p| p.draining).collect::<Vec<_>>() {
             self.session.close_lane(&partition.lane);
             self.remember(&partition);
-            self.news.push(News::Over(partition.lane.id(), Ending::Good));
             let snapshot = partition.snapshot(true);
+            self.news.push(News::Over(partition.lane.id(), partition.given_up(&snapshot)));
             if !partition.is_committed(&snapshot) {
                 snapshots.push(snapshot);
             }

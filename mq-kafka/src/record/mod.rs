@@ -186,8 +186,11 @@ impl Record {
         }
         let n = bounded(&mut input, SPAN)?;
         let mut at = base;
+        // More than a commit can speak of is damage, and would fill the memory.
+        let mut left = SPAN;
         for _ in 0..n {
-            let (gap, run) = (get(&mut input)?, bounded(&mut input, 2 * SPAN)?);
+            let (gap, run) = (get(&mut input)?, bounded(&mut input, left)?);
+            left -= run;
             let attempt = u32::try_from(get(&mut input)?).ok()?;
             let trials = u32::try_from(get(&mut input)?).ok()?;
             at = at.checked_add(gap)?;
@@ -232,7 +235,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_TEXT, Record, SPAN, Takes, Tried};
+    use super::{MAX_TEXT, Record, SPAN, Takes, Tried, base64, put};
     use proptest::prelude::*;
 
     fn record(done: &[(u64, u64)], tried: &[(u64, u32, u32)]) -> Record {
@@ -284,6 +287,18 @@ mod tests {
         }
         assert_eq!(Record::decode(10, &[0xff, 0xfe]), None);
         assert!(Record::decode(10, text.as_bytes()).is_some());
+    }
+
+    #[test]
+    fn damaged_metadata_does_not_fill_the_memory() {
+        // Each run is of 32,768 messages, and there are 500 of them.
+        let mut bytes = vec![0, 0];
+        put(&mut bytes, 500);
+        for _ in 0..500 {
+            bytes.extend([0, 0x80, 0x80, 0x02, 2, 0]);
+        }
+        bytes.extend([0, 0]);
+        assert_eq!(Record::decode(0, format!("mq1.{}", base64(&bytes)).as_bytes()), None);
     }
 
     #[test]

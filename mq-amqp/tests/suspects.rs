@@ -1,0 +1,84 @@
+//! Crash suspects where the program makes nothing, or may not.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test may: its panic is the report.
+
+mod control;
+
+use control::{Rabbit, next, text};
+use mq_api::{BrokerExt, Message, ProducerSpec, Provisioning, RetryPolicy, Subscription};
+use mq_testbed::RabbitOptions;
+use mq_testbed::proxy::{Proxy, Trouble};
+use std::time::Duration;
+
+fn one_attempt(how: Provisioning) -> Subscription {
+    let mut sub = Subscription::group("t", "g");
+    sub.retry = RetryPolicy::attempts(2);
+    sub.provisioning = how;
+    sub
+}
+
+/// Makes what a program that makes nothing expects, all but what only the library knows of.
+async fn made(rabbit: &Rabbit) {
+    let broker = rabbit.connect("").await;
+    broker.subscribe(Subscription::group("t", "g")).await.unwrap().control().close(Duration::from_secs(5)).await;
+    broker.close(Duration::from_secs(5)).await;
+    let (_raw, channel) = rabbit.raw().await;
+    channel.queue_delete("t..g..alone".into(), lapin::options::QueueDeleteOptions::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_is_found_again_by_members_that_make_nothing() {
+    for how in [Provisioning::None, Provisioning::Verify] {
+        let rabbit = Rabbit::start(RabbitOptions::default());
+        made(&rabbit).await;
+        let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
+        let mut proxy = Proxy::before(at, 1).unwrap();
+        let far = rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()));
+        let far = mq_amqp::connect(&far).await.unwrap();
+        let near = rabbit.connect("").await;
+        let producer = near.producer(ProducerSpec::new("t").provisioning(how)).await.unwrap();
+        // One that was there before any suspect was, and is busy meanwhile.
+        let mut other = near.subscribe(one_attempt(how).max_in_flight(1)).await.unwrap();
+        producer.send(Message::new("plug")).await.unwrap();
+        let plug = next(&mut other).await;
+        let mut consumer = far.subscribe(one_attempt(how)).await.unwrap();
+        producer.send(Message::new("x")).await.unwrap();
+        // Twice until it is a suspect, then alone.
+        for round in 0..4 {
+            let delivery = next(&mut consumer).await;
+            assert_eq!(text(&delivery), "x", "{how:?}, round {round}");
+            proxy.begin(if round < 3 { Trouble::Cut } else { Trouble::Refuse }).unwrap();
+            delivery.lost().await;
+        }
+        plug.ack().await;
+        let delivery = tokio::time::timeout(Duration::from_secs(20), next(&mut other)).await;
+        let delivery = delivery.unwrap_or_else(|_| panic!("{how:?}: it is gone with its consumer"));
+        assert_eq!(text(&delivery), "x");
+        delivery.ack().await;
+        near.close(Duration::from_secs(5)).await;
+        far.close(Duration::from_secs(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_without_the_right_to_make_queues_gets_what_came_back() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    made(&rabbit).await;
+    rabbit.control(&["add_user", "reader", "pw"]);
+    rabbit.control(&["set_permissions", "reader", "^$", ".*", ".*"]);
+    let broker = mq_amqp::connect(&rabbit.url().replace("guest:guest", "reader:pw")).await.unwrap();
+    let producer = broker.producer(ProducerSpec::new("t").provisioning(Provisioning::None)).await.unwrap();
+    let mut consumer = broker.subscribe(one_attempt(Provisioning::None)).await.unwrap();
+    producer.send(Message::new("x")).await.unwrap();
+    for _ in 0..3 {
+        let delivery = next(&mut consumer).await;
+        rabbit.control(&["close_all_connections", "maintenance"]);
+        delivery.lost().await;
+    }
+    next(&mut consumer).await.ack().await;
+    producer.send(Message::new("next")).await.unwrap();
+    let delivery = next(&mut consumer).await;
+    assert_eq!(text(&delivery), "next");
+    delivery.ack().await;
+    broker.close(Duration::from_secs(5)).await;
+}
