@@ -118,6 +118,7 @@ impl Driver for Reader {
             return Err(error);
         }
         self.script.saw_resume(session.resume(None));
+        self.script.saw_again(session.again);
         let (toy, script, cut) = (self.toy.clone(), self.script.clone(), self.script.cut_token());
         let lane = session.open_lane(None, session.generation);
         self.script.saw_lane(&lane);

@@ -51,6 +51,7 @@ struct State {
     tx_cut: CancellationToken,
     attaches: u64,
     resumes: Vec<Option<mq_core::Resume>>,
+    again: Vec<bool>,
     lanes: Vec<Arc<Lane>>,
     way: Way,
     tx_way: Way,
@@ -109,6 +110,14 @@ impl Script {
 
     pub fn saw_resume(&self, resume: Option<mq_core::Resume>) {
         self.0.lock().resumes.push(resume);
+    }
+
+    pub fn saw_again(&self, again: bool) {
+        self.0.lock().again.push(again);
+    }
+
+    pub fn again(&self) -> Vec<bool> {
+        self.0.lock().again.clone()
     }
 
     pub fn resumes(&self) -> Vec<Option<mq_core::Resume>> {

@@ -24,6 +24,20 @@ async fn a_broker_that_is_down_at_start_is_waited_for_up_to_a_limit() {
     rig.assert_nothing_left().await;
 }
 
+/// What was missed since an earlier session is a gap: an attempt that failed was none.
+#[tokio::test(start_paused = true)]
+async fn only_a_session_that_ran_makes_the_next_one_another() {
+    let rig = Rig::new();
+    rig.script.fail_attaches(ErrorKind::Unavailable, 2);
+    let consumer = rig.reader(sub()).await;
+    let before = rig.script.again();
+    assert!(!before.is_empty() && !before.contains(&true), "{before:?}");
+    rig.script.cut();
+    until(consumer.control().health(), HealthState::Reconnecting).await;
+    until(consumer.control().health(), HealthState::Running).await;
+    assert_eq!(rig.script.again()[before.len()..], [true]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_no_retry_can_mend_fails_at_once_until_the_first_success() {
     for kind in [ErrorKind::Auth, ErrorKind::Topology, ErrorKind::Tls, ErrorKind::NotFound, ErrorKind::Permission] {
