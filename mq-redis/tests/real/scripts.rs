@@ -3,7 +3,7 @@
 use crate::rig::{GROUP, TOPIC, ask, raw, server};
 
 /// Calls a script as the library does.
-fn call(raw: &mut redis::Connection, text: &str, keys: &[&str], args: &[&str]) -> redis::Value {
+pub(crate) fn call(raw: &mut redis::Connection, text: &str, keys: &[&str], args: &[&str]) -> redis::Value {
     let text = format!("#!lua flags=allow-oom\n{}{text}", include_str!("../../src/scripts/ids.lua"));
     let number = keys.len().to_string();
     let words: Vec<&str> =
