@@ -319,8 +319,9 @@ pub(crate) fn producer(
             ("request.timeout.ms", "8000"),
             // As the Java client and most others do; librdkafka's default is CRC32.
             ("partitioner", "murmur2_random"),
-            // Batches form while requests fly; waiting for more makes an awaited send twenty times slower.
-            ("linger.ms", "0"),
+            // Nobody waits that long: what was handed over together is flushed at once, see `send.rs`. Until then it gathers, or
+            // the first messages of a batch would go out in requests of their own. librdkafka's default.
+            ("linger.ms", "5"),
             ("compression.type", "lz4"),
             // Our own window is below these, so that the queue is never full.
             ("queue.buffering.max.messages", "10000000"),
@@ -342,6 +343,12 @@ pub(crate) fn producer(
         config.set(name, value);
     }
     config
+}
+
+/// Whether a property says how long messages gather before they are sent.
+pub(crate) fn says_linger(settings: &Settings, native: &[(String, String)]) -> bool {
+    let mut names = settings.native.keys().chain(native.iter().map(|(name, _)| name));
+    names.any(|name| name == "linger.ms" || name == "queue.buffering.max.ms")
 }
 
 /// Shortest time limit of a message inside librdkafka: less ends idempotence with a fatal error after a short brown-out.

@@ -222,6 +222,15 @@ unsafe fn read_commit(event: *mut sys::rd_kafka_event_t) -> Result<(), RDKafkaEr
     }
 }
 
+/// Has a producer write what it holds without waiting for more, for at most `limit`, or until nothing is open any more. Blocks.
+/// While it does, `linger.ms` counts for nothing.
+pub(crate) fn flush<C: ClientContext>(client: &Client<C>, limit: Duration) {
+    let ms = limit.as_millis().min(60_000) as i32;
+    // SAFETY: the client is alive. The reports are events, so that librdkafka only waits here and serves no queue: the thread
+    // that reads them has to be another. Its answer, whether all was written in time, is of no use: the reports tell.
+    let _ = unsafe { sys::rd_kafka_flush(client.native_ptr(), ms) };
+}
+
 /// Names brokers to a client, in the form of `bootstrap.servers`. Those that it has stay.
 pub(crate) fn add_brokers<C: ClientContext>(client: &Client<C>, brokers: &str) {
     let Ok(brokers) = CString::new(brokers) else { return };

@@ -212,7 +212,9 @@ impl Store {
         let (topic, group) = (self.topic.clone(), self.group.clone());
         let open = move |c: &Cluster| {
             let marked = !topic.is_native() && is_keyed(c, &topic, &group)?;
-            let config = client::producer(&c.settings, LARGEST, Duration::from_secs(30), &[]);
+            let mut config = client::producer(&c.settings, LARGEST, Duration::from_secs(30), &[]);
+            // Letters go one by one, each awaited: nothing more comes that waiting could gather.
+            config.set("linger.ms", "0");
             let producer =
                 config.create_with_context(Ctx::default()).map_err(|e| fault::error("making a producer", e))?;
             let name = match marked {

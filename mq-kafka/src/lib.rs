@@ -91,6 +91,7 @@ mod letters;
 mod member;
 mod partition;
 mod record;
+mod reports;
 mod send;
 mod start;
 mod thread;

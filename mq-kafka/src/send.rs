@@ -1,15 +1,18 @@
 //! Sending: one idempotent producer per outbox. Messages are handed to librdkafka in the order of the outbox, which keeps the
 //! order of a partition through its own retries; reports come back in batches on a thread of their own.
+//!
+//! Handing over is on a thread too, since it ends with a flush: while little is under way, what was taken from the outbox together
+//! goes out together and at once. Without the flush an awaited send waits for `linger.ms`; without the linger librdkafka begins a
+//! request with the first message that it sees, which costs a stream of messages twice the processor time.
 
 use crate::client::{self, Ctx};
 use crate::delay::{self, RetryTopics};
-use crate::ffi::{Report, Reports};
+use crate::ffi;
+use crate::reports::{Down, Reader};
 use crate::topology::{Cluster, LARGEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
-use mq_api::{
-    Durability, Envelope, Error, ErrorKind, Outcome, Position, Provisioning, Receipt, Result, SendResult, Start,
-};
+use mq_api::{Durability, Envelope, Error, ErrorKind, Outcome, Provisioning, Result, Start};
 use mq_core::{End, Outbox, Outgoing, Purpose, Run, Target, TxSession};
 use parking_lot::Mutex;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
@@ -20,13 +23,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 /// Taken from the outbox at a time: more only waits inside librdkafka.
 const TAKE: usize = 1_000;
 const TAKE_BYTES: usize = 8 << 20;
-/// Reports gathered before they are told.
-const GATHER: usize = 4_096;
+/// With more under way, a few milliseconds fill large requests and cost no rate; with fewer, somebody waits for them.
+const FEW: usize = 1_000;
+/// A flush ends when everything was answered. What is slower than this goes on while the next messages are handed over;
+/// librdkafka counts in milliseconds.
+const FLUSH: Duration = Duration::from_millis(1);
 
 /// Opens a producer's session.
 pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession) -> Result<Run> {
@@ -93,7 +99,20 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         Purpose::Producer => writer.opened().await?,
         Purpose::Relay(_) => writer,
     };
-    Ok(Box::pin(run(writer, tx, fatal)))
+    let handle = tx.env.handle().clone();
+    let (tell, ended) = oneshot::channel();
+    writer.cluster.clone().threads.spawn("anymq-kafka-wr", move || {
+        handle.block_on(async move {
+            let mut tell = tell;
+            tokio::select! { biased;
+                // Nobody waits any more: the session was given up.
+                () = tell.closed() => {}
+                end = run(writer, tx, fatal) => drop(tell.send(end)),
+            }
+        });
+    })?;
+    let lost = || End::Lost(Error::new(ErrorKind::Other, "the thread that writes ended early"));
+    Ok(Box::pin(async move { ended.await.unwrap_or_else(|_| lost()) }))
 }
 
 async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
@@ -124,10 +143,18 @@ async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
                 Err(error) => return End::Lost(error),
             };
         }
+        let before = writer.unanswered();
+        let all = before + batch.len();
         for outgoing in batch.drain(..) {
             if let Err(failed) = writer.write(&outgoing).await {
                 tx.outbox.complete([(outgoing.ticket, Err(failed))]);
             }
+        }
+        if let Some(open) = &writer.open
+            && !open.gathers
+            && (before == 0 || all <= FEW)
+        {
+            ffi::flush(open.producer.client(), FLUSH);
         }
     }
     writer.close().await;
@@ -156,16 +183,20 @@ struct Writer {
 
 struct Open {
     producer: Arc<BaseProducer<Ctx>>,
+    /// Whether a property of the user's says how long messages gather: then that is kept to.
+    gathers: bool,
     down: Arc<Down>,
-    stop: Arc<AtomicBool>,
+    stop: EndsReader,
     thread: std::thread::JoinHandle<()>,
 }
 
-/// Whether no broker can be reached.
-#[derive(Default)]
-struct Down {
-    is: AtomicBool,
-    changed: Notify,
+/// Ends the thread that reads reports: also when the session is given up and not closed.
+struct EndsReader(Arc<AtomicBool>);
+
+impl Drop for EndsReader {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// A message as it goes out.
@@ -181,6 +212,7 @@ impl Writer {
         let config = client::producer(&self.cluster.settings, self.max_message, self.retry_for, &self.native);
         let (level, outbox, fatal) = (self.level, self.outbox.clone(), self.fatal.clone());
         let topic = self.topic.clone();
+        let gathers = client::says_linger(&self.cluster.settings, &self.native);
         let open = self.cluster.blocking(move |_| {
             let made =
                 config.create_with_context(Ctx::default()).map_err(|e| fault::error("making the producer", e))?;
@@ -203,10 +235,15 @@ impl Writer {
             let thread = std::thread::Builder::new().name("anymq-kafka-tx".to_owned()).spawn(move || reader.run());
             let thread =
                 thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the producer").with_source(e))?;
-            Ok(Open { producer, down, stop, thread })
+            Ok(Open { producer, gathers, down, stop: EndsReader(stop), thread })
         });
         self.open = Some(open.await?);
         Ok(self)
+    }
+
+    /// How many messages librdkafka holds, written or not.
+    fn unanswered(&self) -> usize {
+        self.open.as_ref().map_or(0, |open| usize::try_from(open.producer.in_flight_count()).unwrap_or_default())
     }
 
     fn is_down(&self) -> bool {
@@ -245,7 +282,7 @@ impl Writer {
 
     async fn close(&mut self) {
         let Some(Open { producer, stop, thread, .. }) = self.open.take() else { return };
-        stop.store(true, Ordering::Release);
+        drop(stop);
         // What is still open was counted as unknown; nothing of it may be written later.
         let closed = self.cluster.blocking(move |_| {
             producer.purge(PurgeConfig::default().queue().inflight());
@@ -339,69 +376,4 @@ impl Writer {
 
 fn no_relay() -> Error {
     Error::new(ErrorKind::Other, "nothing to write with").with_outcome(Outcome::NotSent)
-}
-
-/// Reads delivery reports.
-struct Reader {
-    producer: Arc<BaseProducer<Ctx>>,
-    down: Arc<Down>,
-    stop: Arc<AtomicBool>,
-    outbox: Arc<Outbox>,
-    level: Durability,
-    fatal: Arc<Notify>,
-    topic: String,
-}
-
-impl Reader {
-    fn run(self) {
-        let reports = Reports::of(self.producer.client());
-        let mut done: Vec<(u64, SendResult)> = Vec::new();
-        loop {
-            let stopping = self.stop.load(Ordering::Acquire);
-            let mut wait = Duration::from_millis(if stopping { 0 } else { 50 });
-            while done.len() < GATHER {
-                let came = reports.poll(
-                    wait,
-                    |report| done.push(self.result(report)),
-                    |code, reason| self.error(code, reason),
-                );
-                wait = Duration::ZERO;
-                if !came {
-                    break;
-                }
-            }
-            if !done.is_empty() {
-                self.outbox.complete(done.drain(..));
-            } else if stopping {
-                return;
-            }
-        }
-    }
-
-    fn result(&self, report: Report) -> (u64, SendResult) {
-        let result = match report.error {
-            None => {
-                let position = Position::offset(u64::try_from(report.offset).unwrap_or_default());
-                Ok(Receipt::new(self.level).at(u32::try_from(report.partition).ok(), position))
-            }
-            Some(code) => {
-                if code == Code::Fatal || self.producer.client().fatal_error().is_some() {
-                    self.fatal.notify_one();
-                }
-                Err(fault::send_error(&self.topic, code, fault::outcome(code, report.persisted)))
-            }
-        };
-        (report.ticket, result)
-    }
-
-    fn error(&self, code: Code, reason: String) {
-        tracing::debug!(target: "librdkafka", ?code, "{reason}");
-        if code == Code::Fatal {
-            self.fatal.notify_one();
-        }
-        if code == Code::AllBrokersDown {
-            self.down.is.store(true, Ordering::Release);
-            self.down.changed.notify_one();
-        }
-    }
 }

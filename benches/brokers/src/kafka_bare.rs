@@ -107,6 +107,8 @@ pub(crate) fn member(job: &Job) -> Result<BaseConsumer, Failed> {
     let mut config = config(job);
     config.set("group.id", format!("{}-{GROUP}", job.topic));
     config.set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
+    // By default a consumer whose queue was full looks again after a second.
+    config.set("fetch.queue.backoff.ms", "20");
     let consumer: BaseConsumer = config.create()?;
     consumer.subscribe(&[&job.topic])?;
     let end = Instant::now() + PATIENCE;
