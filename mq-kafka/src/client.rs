@@ -233,10 +233,7 @@ fn is_producers(name: &str) -> bool {
         || name.starts_with("linger.")
         || name.starts_with("batch.")
         || name.starts_with("sticky.")
-        || matches!(
-            name,
-            "retries" | "message.send.max.retries" | "retry.backoff.ms" | "max.in.flight" | "request.timeout.ms"
-        )
+        || matches!(name, "retry.backoff.ms" | "max.in.flight" | "request.timeout.ms")
 }
 
 /// A consumer: of a group, or of one of its own for broadcast and looking.

@@ -7,7 +7,7 @@ use crate::commit::Mark;
 use crate::delay::{ATTEMPT, ONLY, RetryTopics, STAMP, Special};
 use crate::group;
 use crate::record::{Record, SPAN};
-use crate::topology::{Cluster, REQUEST, Wanted, options};
+use crate::topology::{Cluster, LARGEST, REQUEST, Wanted, options};
 use crate::{fault, start, wire};
 use mq_api::{DeadLetter, Error, ErrorKind, Group, Position, Provisioning, Result, Topic};
 use mq_core::redrive::{self, DeadLetterStore};
@@ -212,7 +212,7 @@ impl Store {
         let (topic, group) = (self.topic.clone(), self.group.clone());
         let open = move |c: &Cluster| {
             let marked = !topic.is_native() && is_keyed(c, &topic, &group)?;
-            let mut config = client::producer(&c.settings, 1_000_000, Duration::from_secs(30), &[]);
+            let mut config = client::producer(&c.settings, LARGEST, Duration::from_secs(30), &[]);
             // Letters go one by one, each awaited: nothing more comes that waiting could gather.
             config.set("linger.ms", "0");
             let producer =

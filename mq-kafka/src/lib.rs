@@ -31,7 +31,8 @@
 //! One thread per subscription polls partitions by credit, a second one commits. A commit carries the contiguous prefix, and in
 //! its metadata what was acknowledged beyond it, attempts, trials of crash suspects and how often a stretch was taken by
 //! members that died. An awaited ack forces its commit; others are committed within a second or 5,000. Nothing is handed out
-//! before a commit says that it may be. Broadcast reads every partition from its end, without a group.
+//! before a commit says that it may be. A broker that takes no such metadata (`offset.metadata.max.bytes`, 4,096 by default)
+//! keeps only what is acknowledged in order: the rest is answered `Unknown`. Broadcast reads every partition from its end, without a group.
 //!
 //! # Ordering
 //!
@@ -58,7 +59,7 @@
 //! # Native access
 //!
 //! `Topic::native` takes topics as they are. `native("librdkafka.<property>", ..)` on a subscription or producer passes a
-//! property for it alone.
+//! property for it alone. Members of groups show as `{client_id}-{member}`.
 //!
 //! # Limits
 //!

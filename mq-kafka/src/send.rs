@@ -9,7 +9,7 @@ use crate::client::{self, Ctx};
 use crate::delay::{self, RetryTopics};
 use crate::ffi;
 use crate::reports::{Down, Reader};
-use crate::topology::{Cluster, Wanted};
+use crate::topology::{Cluster, LARGEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
 use mq_api::{Durability, Envelope, Error, ErrorKind, Outcome, Provisioning, Result, Start};
@@ -85,7 +85,7 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         cluster,
         level,
         topic: spec.topic.as_str().to_owned(),
-        max_message: spec.max_message,
+        max_message: if relay.is_some() { LARGEST } else { spec.max_message },
         retry_for: spec.retry_for,
         native,
         outbox: tx.outbox.clone(),

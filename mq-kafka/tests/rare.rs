@@ -121,6 +121,45 @@ async fn a_new_group_does_not_start_where_one_of_its_name_was_left() {
     within(broker.close(Duration::from_secs(5))).await;
 }
 
+/// Whatever its topic took can be dead-lettered, retried and redriven.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_message_can_be_dead_lettered_and_redriven() {
+    let Some(w) = World::new("large") else { return };
+    let broker = w.connect().await;
+    let topic = w.topic("orders");
+    let spec = ProducerSpec::new(topic.as_str()).partitions(1).max_message(3_000_000);
+    let producer = within(broker.producer(spec)).await.unwrap();
+    let mut consumer = within(broker.subscribe(sub(&topic))).await.unwrap();
+    // Nothing that compresses.
+    let mut state = 1u64;
+    let payload: Vec<u8> = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    })
+    .take(2_500_000)
+    .collect();
+    within(producer.send(Message::new(payload.clone()))).await.unwrap();
+    let delayed = next(&mut consumer).await;
+    let settled =
+        tokio::time::timeout(Duration::from_secs(20), delayed.nack_after(Duration::from_secs(31), "later")).await;
+    let health = consumer.control().health().current();
+    assert!(settled.is_ok(), "it cannot be delayed: {health:?}");
+    let again =
+        tokio::time::timeout(Duration::from_secs(50), consumer.recv()).await.expect("in time").unwrap().unwrap();
+    let settled = tokio::time::timeout(Duration::from_secs(20), again.dead_letter("broken")).await;
+    let health = consumer.control().health().current();
+    assert!(settled.is_ok(), "it cannot be dead-lettered: {health:?}");
+    let name = Topic::from(topic.as_str());
+    let report = within(broker.admin().redrive(&name, &"crew".into(), Default::default())).await.unwrap();
+    assert_eq!(report.redriven, 1);
+    let back = next(&mut consumer).await;
+    assert!(back.payload_bytes() == payload);
+    assert!(within(back.ack()).await.is_ok());
+    within(broker.close(Duration::from_secs(5))).await;
+}
+
 /// The name that the program gives its clients shows wherever the brokers list them.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_bear_the_name_of_the_client() {
