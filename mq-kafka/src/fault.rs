@@ -37,7 +37,9 @@ pub(crate) fn kind(code: Code) -> ErrorKind {
         | Code::NotEnoughReplicasAfterAppend
         | Code::NotController
         | Code::KafkaStorageError
-        | Code::RebalanceInProgress => K::Unavailable,
+        | Code::RebalanceInProgress
+        // Another record of its batch was refused, and this one with it.
+        | Code::InvalidDifferentRecord => K::Unavailable,
         Code::InvalidTopic => K::InvalidName,
         Code::InvalidConfig
         | Code::InvalidPartitions

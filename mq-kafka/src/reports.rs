@@ -3,10 +3,12 @@
 use crate::client::Ctx;
 use crate::fault;
 use crate::ffi::{Report, Reports};
-use mq_api::{Durability, Position, Receipt, SendResult};
+use mq_api::{Durability, Outcome, Position, Receipt, SendResult};
 use mq_core::Outbox;
+use parking_lot::Mutex;
 use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::producer::{BaseProducer, Producer};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,6 +33,7 @@ pub(crate) struct Reader {
     pub(crate) level: Durability,
     pub(crate) fatal: Arc<Notify>,
     pub(crate) topic: String,
+    pub(crate) odd: Arc<Odd>,
 }
 
 impl Reader {
@@ -60,10 +63,14 @@ impl Reader {
     }
 
     fn result(&self, report: Report) -> (u64, SendResult) {
+        let is_odd = self.odd.take(report.ticket);
         let result = match report.error {
             None => {
                 let position = Position::offset(u64::try_from(report.offset).unwrap_or_default());
                 Ok(Receipt::new(self.level).at(u32::try_from(report.partition).ok(), position))
+            }
+            Some(Code::InvalidTimestamp) if !is_odd => {
+                Err(fault::send_error(&self.topic, Code::InvalidDifferentRecord, Outcome::NotSent))
             }
             Some(code) => {
                 if code == Code::Fatal || self.producer.client().fatal_error().is_some() {
@@ -84,5 +91,36 @@ impl Reader {
             self.down.is.store(true, Ordering::Release);
             self.down.changed.notify_one();
         }
+    }
+}
+
+/// Messages under way whose time stamp is not about now. The broker refuses a whole batch when it does not take one message's
+/// stamp, and does not say whose. It was not that of a message stamped just now, or the topic would take none at all: such a one
+/// is sent again.
+#[derive(Debug, Default)]
+pub(crate) struct Odd {
+    some: AtomicBool,
+    tickets: Mutex<HashSet<u64>>,
+}
+
+impl Odd {
+    /// Notes a message that is about to be handed over.
+    pub(crate) fn note(&self, ticket: u64, stamp: i64, now: i64) {
+        // 0: it gets one from librdkafka.
+        if stamp != 0 && now.abs_diff(stamp) >= 60_000 {
+            self.tickets.lock().insert(ticket);
+            self.some.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a message was noted; it is no longer.
+    pub(crate) fn take(&self, ticket: u64) -> bool {
+        if !self.some.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut tickets = self.tickets.lock();
+        let was = tickets.remove(&ticket);
+        self.some.store(!tickets.is_empty(), Ordering::Release);
+        was
     }
 }

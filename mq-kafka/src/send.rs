@@ -8,7 +8,7 @@
 use crate::client::{self, Ctx};
 use crate::delay::{self, RetryTopics};
 use crate::ffi;
-use crate::reports::{Down, Reader};
+use crate::reports::{Down, Odd, Reader};
 use crate::topology::{Cluster, LARGEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
@@ -185,6 +185,7 @@ struct Open {
     producer: Arc<BaseProducer<Ctx>>,
     /// Whether a property of the user's says how long messages gather: then that is kept to.
     gathers: bool,
+    odd: Arc<Odd>,
     down: Arc<Down>,
     stop: EndsReader,
     thread: std::thread::JoinHandle<()>,
@@ -204,6 +205,7 @@ struct Place<'w> {
     topic: Cow<'w, str>,
     headers: OwnedHeaders,
     stamp: i64,
+    now: i64,
 }
 
 impl Writer {
@@ -223,7 +225,9 @@ impl Writer {
             }
             let stop = Arc::new(AtomicBool::new(false));
             let down = Arc::new(Down::default());
+            let odd = Arc::new(Odd::default());
             let reader = Reader {
+                odd: odd.clone(),
                 producer: producer.clone(),
                 down: down.clone(),
                 stop: stop.clone(),
@@ -235,7 +239,7 @@ impl Writer {
             let thread = std::thread::Builder::new().name("anymq-kafka-tx".to_owned()).spawn(move || reader.run());
             let thread =
                 thread.map_err(|e| Error::new(ErrorKind::Other, "no thread for the producer").with_source(e))?;
-            Ok(Open { producer, gathers, down, stop: EndsReader(stop), thread })
+            Ok(Open { producer, gathers, odd, down, stop: EndsReader(stop), thread })
         });
         self.open = Some(open.await?);
         Ok(self)
@@ -299,23 +303,23 @@ impl Writer {
     async fn place(&self, outgoing: &Outgoing) -> Result<Place<'_>> {
         let message = &outgoing.message;
         let stamp = message.timestamp.map_or(0, wire::millis);
-        let now = self.cluster.env.wall();
+        let now = wire::millis(self.cluster.env.wall());
         match &outgoing.target {
             Target::Topic => {
-                Ok(Place { topic: self.topic.as_str().into(), headers: wire::headers(message, &[]), stamp })
+                Ok(Place { topic: self.topic.as_str().into(), headers: wire::headers(message, &[]), stamp, now })
             }
             Target::Retry { after, attempt, .. } => {
                 let Some(relay) = &self.relay else { return Err(no_relay()) };
                 let topic = relay.retries.of(*after);
                 self.ensure(relay, topic).await?;
-                let due = wire::millis(now).saturating_add(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
+                let due = now.saturating_add(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
                 let (due, attempt, stamp) = (due.to_string(), attempt.to_string(), stamp.to_string());
                 let extra = [
                     (delay::DUE, due.as_bytes()),
                     (delay::ATTEMPT, attempt.as_bytes()),
                     (delay::STAMP, stamp.as_bytes()),
                 ];
-                Ok(Place { topic: topic.into(), headers: wire::headers(message, &extra), stamp: wire::millis(now) })
+                Ok(Place { topic: topic.into(), headers: wire::headers(message, &extra), stamp: now, now })
             }
             Target::DeadLetter(envelope) => {
                 let topic = format!("{}..{}..dlq", envelope.topic, envelope.group);
@@ -327,7 +331,7 @@ impl Writer {
                 let letter = envelope.dead_letter(message);
                 let stamp = stamp.to_string();
                 let extra = [(delay::STAMP, stamp.as_bytes())];
-                Ok(Place { topic: topic.into(), headers: wire::headers(&letter, &extra), stamp: wire::millis(now) })
+                Ok(Place { topic: topic.into(), headers: wire::headers(&letter, &extra), stamp: now, now })
             }
         }
     }
@@ -352,6 +356,7 @@ impl Writer {
             BaseRecord::with_opaque_to(&place.topic, outgoing.ticket as usize)
                 .headers(place.headers)
                 .timestamp(place.stamp);
+        open.odd.note(outgoing.ticket, place.stamp, place.now);
         record.key = message.key.as_deref();
         record.payload = message.payload.as_deref();
         loop {
@@ -367,6 +372,7 @@ impl Writer {
                     if code == Code::Fatal {
                         self.fatal.notify_one();
                     }
+                    open.odd.take(outgoing.ticket);
                     return Err(fault::send_error(&place.topic, code, Outcome::NotSent));
                 }
             }

@@ -4,10 +4,12 @@
 
 mod world;
 
-use mq_api::{BrokerExt, Consumer, ConsumerExt, Message, ProducerSpec, Settled, Subscription, Topic};
+use mq_api::{BrokerExt, Consumer, ConsumerExt, Message, Outcome, ProducerSpec, Settled, Subscription, Topic};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use world::{World, within};
 
 fn config(w: &World) -> ClientConfig {
@@ -170,5 +172,45 @@ async fn members_bear_the_name_of_the_client() {
     let groups = within(broker.admin().groups(&Topic::from(topic.as_str()))).await.unwrap();
     assert_eq!(groups.iter().flat_map(|g| &g.members).collect::<Vec<_>>(), ["shop-one"]);
     drop(consumer);
+    within(broker.close(Duration::from_secs(5))).await;
+}
+
+/// The broker refuses a batch for one of its records; the others are sent all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_is_refused_does_not_fail_its_neighbours() {
+    let Some(w) = World::new("refused") else { return };
+    let broker = w.connect().await;
+    let topic = w.topic("orders");
+    let admin: AdminClient<DefaultClientContext> = config(&w).create().unwrap();
+    // An hour, the default since 4.0.
+    let new = NewTopic::new(&topic, 1, TopicReplication::Fixed(1)).set("message.timestamp.after.max.ms", "3600000");
+    assert!(admin.create_topics([&new], &AdminOptions::new()).await.unwrap()[0].is_ok());
+    let spec = ProducerSpec::new(topic.as_str()).native("librdkafka.linger.ms", "100");
+    let producer = within(broker.producer(spec)).await.unwrap();
+    let message = |n: usize| {
+        let message = Message::new(n.to_string()).key("k");
+        match n {
+            4 => message.timestamp(SystemTime::now() + Duration::from_secs(7_200)),
+            _ => message,
+        }
+    };
+    let sends: Vec<_> = (0..10).map(|n| producer.send(message(n))).collect();
+    for (n, sending) in sends.into_iter().enumerate() {
+        let result = within(sending).await;
+        match n {
+            4 => assert_eq!(
+                result.as_ref().err().and_then(mq_api::Error::outcome),
+                Some(Outcome::Rejected),
+                "{result:?}"
+            ),
+            _ => assert!(result.is_ok(), "message {n}: {result:?}"),
+        }
+    }
+    let mut consumer = within(broker.subscribe(sub(&topic))).await.unwrap();
+    for n in (0..10).filter(|n| *n != 4) {
+        let got = next(&mut consumer).await;
+        assert_eq!(got.payload_bytes(), n.to_string().as_bytes());
+        assert!(within(got.ack()).await.is_ok());
+    }
     within(broker.close(Duration::from_secs(5))).await;
 }

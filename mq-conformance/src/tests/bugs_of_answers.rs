@@ -3,7 +3,9 @@
 use super::leases::lose_to_another;
 use crate::case::cases;
 use crate::{Check, Doing, GROUP, Test, TestFailure, ensure, ensure_eq};
-use mq_api::{Durability, ErrorKind, Feature, Group, Message, Outcome, ProducerExt, Retention, Settled, Topic};
+use mq_api::{
+    AttemptCounts, Durability, ErrorKind, Feature, Group, Message, Outcome, ProducerExt, Retention, Settled, Topic,
+};
 use std::time::Duration;
 
 cases! {
@@ -68,6 +70,10 @@ async fn bug_05_a_lost_ack_is_reported_as_done(t: Test) -> Check {
         while let Some(got) = member.next_within(t.pace().retry * 2).await? {
             // What an earlier round left unknown may come again only now, and hold back this round's.
             again += u32::from(got.label == label);
+            let handed = t.ledger().attempts(GROUP, &got.label).len();
+            if t.capabilities().await?.attempts == AttemptCounts::Exact {
+                ensure_eq!(got.attempt() as usize, handed, "attempt of hand-over {handed} of {}", got.label);
+            }
             got.ack().await;
         }
         ensure!(again <= 1, "{again} copies after one lost ack");
