@@ -88,7 +88,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     );
     let consumer = within(ANSWER, &format!("consume queue '{queue}'"), consume).await?;
     let flush = Flush::new(channel.clone(), prefetch);
-    let bound = Bound::new(&channel, short(&queue)?, &place, &options, sub.provisioning)?;
+    let bound = Bound::new(&connections, short(&queue)?, &place, &options, sub.provisioning)?;
     let (jobs, todo) = unbounded_channel();
     let (told, done) = unbounded_channel();
     let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
@@ -172,7 +172,13 @@ impl Reader {
             match event {
                 What::Stop => break End::Closed,
                 What::Drain => self.drain().await,
-                What::Unbound(error) => break End::Lost(error),
+                What::Unbound(error) => {
+                    // Whoever makes it again meanwhile: what was sent until then went by.
+                    if error.kind() == ErrorKind::NotFound {
+                        self.cancels.note(self.session.consumer);
+                    }
+                    break End::Lost(error);
+                }
                 What::Written(Ok(upto)) => self.session.settles.confirm(upto, exceptions.drain(..)),
                 What::Written(Err(error)) => break End::Lost(fault("acknowledge", error)),
                 What::Plan => {

@@ -78,7 +78,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let member = short(&session.member)?;
     let consume = channel.basic_consume(short(&stream)?, member, BasicConsumeOptions::default(), arguments);
     let consumer = within(ANSWER, &format!("read stream '{stream}'"), consume).await?;
-    let bound = Bound::new(&channel, short(&stream)?, &place, &options, sub.provisioning)?;
+    let bound = Bound::new(&connections, short(&stream)?, &place, &options, sub.provisioning)?;
     let mark = mark.filter(|_| next.is_some());
     let doubt = mark.map(|_| Doubt::new(connections.clone(), stream));
     let lane = session.open_lane(partition, session.generation);
@@ -138,7 +138,11 @@ impl Reader {
                         break End::Lost(error);
                     }
                 }
-                error = Bound::lost(&mut self.bound) => break End::Lost(error),
+                error = Bound::lost(&mut self.bound) => {
+                    // The broker's word that the consumer is over may be on its way still. An exchange takes no stream along.
+                    self.fetch.cancelled |= Bound::misses_queue(&error);
+                    break End::Lost(error);
+                }
                 () = Doubt::confirmed(&mut self.doubt) => break self.another(),
             }
         };
