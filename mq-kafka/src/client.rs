@@ -322,6 +322,9 @@ pub(crate) fn producer(
             // Nobody waits that long: what was handed over together is flushed at once, see `send.rs`. Until then it gathers, or
             // the first messages of a batch would go out in requests of their own. librdkafka's default.
             ("linger.ms", "5"),
+            // Messages without a key go to one partition for this long, then to another: enough for large batches, and little enough
+            // that some thousand tasks sent at once are work for more than one member. librdkafka's default is 10.
+            ("sticky.partitioning.linger.ms", "1"),
             ("compression.type", "lz4"),
             // Our own window is below these, so that the queue is never full.
             ("queue.buffering.max.messages", "10000000"),

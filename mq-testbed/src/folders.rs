@@ -86,12 +86,18 @@ impl Folder {
     }
 
     fn owned(path: PathBuf) -> Result<Self> {
-        let made = Self { path, kept: false };
-        make(&made.path)?;
+        // Made elsewhere and moved here with its owner in it: a sweep of another process takes one without for abandoned, and
+        // kills what begins in it.
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let fresh = root().join("new").join(format!("{}-{name}", std::process::id()));
+        make(&fresh)?;
         let owner = i32::try_from(std::process::id()).ok().and_then(table::identity).unwrap_or_default();
-        fs::write(made.path.join(OWNER), owner)
-            .map_err(Problem::during(format!("write in {}", made.path.display())))?;
-        Ok(made)
+        fs::write(fresh.join(OWNER), owner).map_err(Problem::during(format!("write in {}", fresh.display())))?;
+        if let Some(above) = path.parent() {
+            make(above)?;
+        }
+        fs::rename(&fresh, &path).map_err(Problem::during(format!("make folder {}", path.display())))?;
+        Ok(Self { path, kept: false })
     }
 
     /// Its path.
