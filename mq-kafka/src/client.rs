@@ -1,5 +1,6 @@
 //! The clients of librdkafka: their settings, each with its reason, and what they tell us by call-back.
 
+use crate::spread::Spread;
 use crate::url::Settings;
 use crate::{fault, ffi};
 use mq_api::{Error, ErrorKind};
@@ -30,6 +31,8 @@ struct Told {
     driven: AtomicBool,
     /// When the brokers are named to it again, and the pause before that.
     reminder: Mutex<Option<(Instant, Duration)>>,
+    /// A producer's.
+    spread: Spread,
 }
 
 /// First and longest pause between two times that the brokers are named again. The first is well below what fetching may wait
@@ -49,6 +52,11 @@ impl Ctx {
     /// before it was driven would wait for the answers for ever.
     pub(crate) fn drive(&self) {
         self.0.driven.store(true, Ordering::Release);
+    }
+
+    /// How it spreads what it sends.
+    pub(crate) fn spread(&self) -> &Spread {
+        &self.0.spread
     }
 
     /// From now on nobody does any more.
@@ -157,8 +165,12 @@ impl ConsumerContext for Ctx {
     }
 }
 
-impl ProducerContext for Ctx {
+impl ProducerContext<Spread> for Ctx {
     type DeliveryOpaque = usize;
+
+    fn get_custom_partitioner(&self) -> Option<&Spread> {
+        Some(&self.0.spread)
+    }
 
     /// Not used: reports are read in batches, see `send`.
     fn delivery(&self, _: &DeliveryResult<'_>, _: usize) {}
@@ -322,9 +334,9 @@ pub(crate) fn producer(
             // Nobody waits that long: what was handed over together is flushed at once, see `send.rs`. Until then it gathers, or
             // the first messages of a batch would go out in requests of their own. librdkafka's default.
             ("linger.ms", "5"),
-            // Messages without a key go to one partition for this long, then to another: enough for large batches, and little enough
-            // that some thousand tasks sent at once are work for more than one member. librdkafka's default is 10.
-            ("sticky.partitioning.linger.ms", "1"),
+            // Those without a key are ours to place, see `spread.rs`. By default one partition gets all for 10 ms, and so a burst of
+            // tasks is work for one member.
+            ("sticky.partitioning.linger.ms", "0"),
             ("compression.type", "lz4"),
             // Our own window is below these, so that the queue is never full.
             ("queue.buffering.max.messages", "10000000"),

@@ -222,6 +222,15 @@ unsafe fn read_commit(event: *mut sys::rd_kafka_event_t) -> Result<(), RDKafkaEr
     }
 }
 
+/// The partition of a key, of `count`, as the Java client finds it.
+pub(crate) fn murmur2(key: &[u8], count: i32) -> i32 {
+    let none: *mut std::ffi::c_void = std::ptr::null_mut();
+    // SAFETY: the key is valid for its length, and the function looks at nothing else but the count.
+    unsafe {
+        sys::rd_kafka_msg_partitioner_murmur2(none.cast(), key.as_ptr().cast(), key.len(), count.max(1), none, none)
+    }
+}
+
 /// Has a producer write what it holds without waiting for more, for at most `limit`, or until nothing is open any more. Blocks.
 /// While it does, `linger.ms` counts for nothing.
 pub(crate) fn flush<C: ClientContext>(client: &Client<C>, limit: Duration) {

@@ -93,6 +93,7 @@ mod partition;
 mod record;
 mod reports;
 mod send;
+mod spread;
 mod start;
 mod thread;
 mod threads;

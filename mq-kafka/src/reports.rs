@@ -3,6 +3,7 @@
 use crate::client::Ctx;
 use crate::fault;
 use crate::ffi::{Report, Reports};
+use crate::spread::Spread;
 use mq_api::{Durability, Outcome, Position, Receipt, SendResult};
 use mq_core::Outbox;
 use parking_lot::Mutex;
@@ -26,7 +27,7 @@ pub(crate) struct Down {
 
 /// Reads delivery reports.
 pub(crate) struct Reader {
-    pub(crate) producer: Arc<BaseProducer<Ctx>>,
+    pub(crate) producer: Arc<BaseProducer<Ctx, Spread>>,
     pub(crate) down: Arc<Down>,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) outbox: Arc<Outbox>,

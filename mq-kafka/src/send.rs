@@ -9,6 +9,7 @@ use crate::client::{self, Ctx};
 use crate::delay::{self, RetryTopics};
 use crate::ffi;
 use crate::reports::{Down, Odd, Reader};
+use crate::spread::Spread;
 use crate::topology::{Cluster, LARGEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
@@ -144,7 +145,10 @@ async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
             };
         }
         let before = writer.unanswered();
-        let all = before + batch.len();
+        let few = before == 0 || before + batch.len() <= FEW;
+        if let Some(open) = &writer.open {
+            open.producer.context().spread().begin(few);
+        }
         for outgoing in batch.drain(..) {
             if let Err(failed) = writer.write(&outgoing).await {
                 tx.outbox.complete([(outgoing.ticket, Err(failed))]);
@@ -152,7 +156,7 @@ async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
         }
         if let Some(open) = &writer.open
             && !open.gathers
-            && (before == 0 || all <= FEW)
+            && few
         {
             ffi::flush(open.producer.client(), FLUSH);
         }
@@ -182,7 +186,7 @@ struct Writer {
 }
 
 struct Open {
-    producer: Arc<BaseProducer<Ctx>>,
+    producer: Arc<BaseProducer<Ctx, Spread>>,
     /// Whether a property of the user's says how long messages gather: then that is kept to.
     gathers: bool,
     odd: Arc<Odd>,
@@ -218,7 +222,7 @@ impl Writer {
         let open = self.cluster.blocking(move |_| {
             let made =
                 config.create_with_context(Ctx::default()).map_err(|e| fault::error("making the producer", e))?;
-            let producer: Arc<BaseProducer<Ctx>> = Arc::new(made);
+            let producer: Arc<BaseProducer<Ctx, Spread>> = Arc::new(made);
             // Connected and told where the partitions are: else the first send waits for both.
             if let Err(error) = producer.client().fetch_metadata(Some(&topic), Duration::from_secs(2)) {
                 tracing::debug!(%error, topic, "before the first send");
