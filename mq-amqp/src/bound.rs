@@ -3,13 +3,10 @@
 //! refused over the other, so that the session begins anew and makes it. On a channel of its own, which such a refusal closes:
 //! what the broker has to say of the consumer, as that its queue was deleted, must not go with it.
 
-use crate::connect::{ANSWER, Connections, Role, within};
-use crate::fault::fault;
+use crate::connect::{Connections, Role};
 use crate::options::GroupOptions;
-use crate::topology::{Place, short};
+use crate::topology::{Declarer, Place};
 use futures_util::future::BoxFuture;
-use lapin::options::QueueBindOptions;
-use lapin::types::{FieldTable, ShortString};
 use mq_api::{Error, ErrorKind, Provisioning, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +18,9 @@ const EVERY: Duration = Duration::from_secs(10);
 /// See the module.
 pub(crate) struct Bound {
     connections: Arc<Connections>,
-    queue: ShortString,
-    exchange: ShortString,
-    bindings: Vec<(ShortString, FieldTable)>,
+    queue: String,
+    exchange: String,
+    options: GroupOptions,
     next: Instant,
     asking: Option<BoxFuture<'static, Result<()>>>,
 }
@@ -32,43 +29,35 @@ impl Bound {
     /// For a queue that is bound to this place by `how`; none where there is nothing that is ours to mend.
     pub(crate) fn new(
         connections: &Arc<Connections>,
-        queue: ShortString,
+        queue: &str,
         place: &Place,
         options: &GroupOptions,
         how: Provisioning,
-    ) -> Result<Option<Self>> {
-        let (Place::Topic(exchange) | Place::Exchange(exchange)) = place else { return Ok(None) };
-        if how != Provisioning::Create {
-            return Ok(None);
-        }
-        let bindings = options.bindings().into_iter().map(|(key, arguments)| Ok((short(&key)?, arguments)));
-        Ok(Some(Self {
+    ) -> Option<Self> {
+        let (Place::Topic(exchange) | Place::Exchange(exchange)) = place else { return None };
+        (how == Provisioning::Create).then(|| Self {
             connections: connections.clone(),
-            queue,
-            exchange: short(exchange)?,
-            bindings: bindings.collect::<Result<_>>()?,
+            queue: queue.to_owned(),
+            exchange: exchange.clone(),
+            options: options.clone(),
             next: Instant::now() + EVERY,
             asking: None,
-        }))
+        })
     }
 
     fn ask(&self) -> BoxFuture<'static, Result<()>> {
         let (connections, queue, exchange) = (self.connections.clone(), self.queue.clone(), self.exchange.clone());
-        let bindings = self.bindings.clone();
+        let options = self.options.clone();
         Box::pin(async move {
-            let channel = connections.channel(Role::Consume).await?;
-            for (key, arguments) in bindings {
-                let options = QueueBindOptions::default();
-                let bind = channel.queue_bind(queue.clone(), exchange.clone(), key, options, arguments);
-                bind.await.map_err(|error| fault(format!("bind to exchange '{exchange}'"), error))?;
-            }
-            // A channel that cannot be closed in time goes with its connection.
-            let _ = within(ANSWER, "close a channel", channel.close(200, "OK".into())).await;
+            let mut declarer = Declarer::new(&connections, Role::Consume, Provisioning::Create);
+            declarer.bind(&queue, &exchange, &options).await?;
+            declarer.done().await;
             Ok(())
         })
     }
 
-    /// Ready when it cannot be bound any more: of kind `NotFound` when the queue or its exchange is gone. Cancel safe: a question under way is waited for next time.
+    /// Ready when it cannot be bound any more: of kind `NotFound` when the queue or its exchange is gone. A broker that does not
+    /// answer has refused nothing, and is asked again. Cancel safe: a question under way is waited for next time.
     pub(crate) async fn lost(bound: &mut Option<Self>) -> Error {
         let Some(it) = bound else { return std::future::pending().await };
         loop {
@@ -80,8 +69,9 @@ impl Bound {
             let Some(asking) = &mut it.asking else { continue };
             let answer = asking.await;
             it.asking = None;
-            if let Err(error) = answer {
-                return error;
+            match answer {
+                Err(error) if error.kind() != ErrorKind::Timeout => return error,
+                _ => {}
             }
         }
     }

@@ -48,7 +48,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     }
     within(ANSWER, "set the prefetch", channel.basic_qos(PREFETCH, BasicQosOptions { global: false })).await?;
     // Its queue is its own to bind, whoever makes the exchange.
-    let bound = Bound::new(&connections, queue.clone(), &place, &options, Provisioning::Create)?;
+    let bound = Bound::new(&connections, queue.as_str(), &place, &options, Provisioning::Create);
     let consume =
         channel.basic_consume(queue, short(&session.member)?, BasicConsumeOptions::default(), FieldTable::default());
     let consumer = within(ANSWER, "consume", consume).await?;

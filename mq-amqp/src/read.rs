@@ -88,7 +88,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     );
     let consumer = within(ANSWER, &format!("consume queue '{queue}'"), consume).await?;
     let flush = Flush::new(channel.clone(), prefetch);
-    let bound = Bound::new(&connections, short(&queue)?, &place, &options, sub.provisioning)?;
+    let bound = Bound::new(&connections, &queue, &place, &options, sub.provisioning);
     let (jobs, todo) = unbounded_channel();
     let (told, done) = unbounded_channel();
     let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());

@@ -78,7 +78,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let member = short(&session.member)?;
     let consume = channel.basic_consume(short(&stream)?, member, BasicConsumeOptions::default(), arguments);
     let consumer = within(ANSWER, &format!("read stream '{stream}'"), consume).await?;
-    let bound = Bound::new(&connections, short(&stream)?, &place, &options, sub.provisioning)?;
+    let bound = Bound::new(&connections, &stream, &place, &options, sub.provisioning);
     let mark = mark.filter(|_| next.is_some());
     let doubt = mark.map(|_| Doubt::new(connections.clone(), stream));
     let lane = session.open_lane(partition, session.generation);

@@ -306,7 +306,8 @@ impl<'a> Declarer<'a> {
         Ok(found)
     }
 
-    async fn bind(&mut self, queue: &str, exchange: &str, options: &GroupOptions) -> Result<()> {
+    /// Binds a queue by all of the bindings that are asked for.
+    pub(crate) async fn bind(&mut self, queue: &str, exchange: &str, options: &GroupOptions) -> Result<()> {
         for (key, arguments) in options.bindings() {
             let what = format!("bind queue '{queue}' to exchange '{exchange}'");
             let (queue, exchange, key) = (short(queue)?, short(exchange)?, short(&key)?);
