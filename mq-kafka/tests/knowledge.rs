@@ -4,59 +4,22 @@
 
 mod world;
 
-use mq_api::{
-    Broker, BrokerExt, Consumer, ConsumerExt, ErrorKind, Event, GapCause, Message, ProducerSpec, Settled, Subscription,
-};
-use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
-use rdkafka::mocking::MockCluster;
-use rdkafka::producer::DefaultProducerContext;
+use mq_api::{BrokerExt, Consumer, ConsumerExt, ErrorKind, Event, GapCause, Message, ProducerSpec, Settled};
+use rdkafka::consumer::{CommitMode, Consumer as _};
 use rdkafka::types::{RDKafkaApiKey as Api, RDKafkaRespErr as E};
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
+use world::bed::{Bed, TOPIC};
 use world::within;
 
-const TOPIC: &str = "work";
-
-struct Bed {
-    cluster: MockCluster<'static, DefaultProducerContext>,
-    broker: Arc<dyn Broker>,
-}
-
 impl Bed {
-    async fn start() -> Self {
-        let cluster = MockCluster::new(1).unwrap();
-        for topic in [TOPIC, "work..crew..dlq", "work..crew..retry"] {
-            cluster.create_topic(topic, 1, 1).unwrap();
-        }
-        let url = format!("kafka://{}?min_session=1s", cluster.bootstrap_servers());
-        let broker = within(mq_kafka::connect(&url)).await.unwrap();
-        Self { cluster, broker }
-    }
-
-    fn sub() -> Subscription {
-        // The mock answers an empty fetch only after its whole wait.
-        Subscription::group(TOPIC, "crew").lease(Duration::from_secs(6)).native("librdkafka.fetch.wait.max.ms", "20")
-    }
-
-    async fn consumer(&self, sub: Subscription) -> Box<dyn Consumer> {
-        within(self.broker.subscribe(sub)).await.unwrap()
-    }
-
     async fn send(&self, payloads: impl Iterator<Item = Vec<u8>>) {
         let producer = within(self.broker.producer(ProducerSpec::new(TOPIC))).await.unwrap();
         let sends: Vec<_> = payloads.map(|payload| producer.send(Message::new(payload))).collect();
         for sending in sends {
             within(sending).await.unwrap();
         }
-    }
-
-    fn client(&self) -> BaseConsumer {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", self.cluster.bootstrap_servers()).set("group.id", "work..crew");
-        config.create().unwrap()
     }
 
     /// Commits for the group, as some other program would.
@@ -66,10 +29,6 @@ impl Bed {
         entry.set_offset(Offset::Offset(offset)).unwrap();
         entry.set_metadata(metadata);
         self.client().commit(&list, CommitMode::Sync).unwrap();
-    }
-
-    async fn close(self) {
-        within(self.broker.close(Duration::from_secs(5))).await;
     }
 }
 

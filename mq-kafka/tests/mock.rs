@@ -5,67 +5,32 @@
 mod world;
 
 use mq_api::{
-    Broker, BrokerExt, Consumer, ConsumerExt, ErrorKind, Message, Outcome, Producer, ProducerSpec, Settled,
-    Subscription,
+    BrokerExt, Consumer, ConsumerExt, ErrorKind, Message, Outcome, Producer, ProducerSpec, Settled, Subscription,
 };
-use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::Consumer as _;
 use rdkafka::mocking::MockCluster;
-use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey as Api, RDKafkaRespErr as E};
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use world::bed::{Bed, TOPIC};
 use world::within;
 
-const TOPIC: &str = "work";
-
-struct Bed {
-    cluster: MockCluster<'static, DefaultProducerContext>,
-    broker: Arc<dyn Broker>,
-}
-
 impl Bed {
-    /// A cluster of one broker. It makes no topics by its protocol, so they are made here.
-    async fn start() -> Self {
-        let cluster = MockCluster::new(1).unwrap();
-        for topic in [TOPIC, "work..crew..dlq", "work..crew..retry"] {
-            cluster.create_topic(topic, 1, 1).unwrap();
-        }
-        let url = format!("kafka://{}?min_session=1s", cluster.bootstrap_servers());
-        let broker = within(mq_kafka::connect(&url)).await.unwrap();
-        Self { cluster, broker }
-    }
-
     async fn producer(&self) -> Arc<dyn Producer> {
         within(self.broker.producer(ProducerSpec::new(TOPIC))).await.unwrap()
     }
 
-    async fn consumer(&self) -> Box<dyn Consumer> {
-        // The mock answers an empty fetch only after its whole wait.
-        let sub = Subscription::group(TOPIC, "crew")
-            .lease(Duration::from_secs(6))
-            .native("librdkafka.fetch.wait.max.ms", "20");
-        within(self.broker.subscribe(sub)).await.unwrap()
-    }
-
     /// What the group's commit says.
     fn committed(&self) -> Option<i64> {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", self.cluster.bootstrap_servers()).set("group.id", "work..crew");
-        let looker: BaseConsumer = config.create().unwrap();
         let mut list = TopicPartitionList::new();
         list.add_partition(TOPIC, 0);
-        let found = looker.committed_offsets(list, Duration::from_secs(10)).unwrap();
+        let found = self.client().committed_offsets(list, Duration::from_secs(10)).unwrap();
         match found.find_partition(TOPIC, 0)?.offset() {
             Offset::Offset(at) => Some(at),
             _ => None,
         }
-    }
-
-    async fn close(self) {
-        within(self.broker.close(Duration::from_secs(5))).await;
     }
 }
 
@@ -94,7 +59,7 @@ async fn take(consumer: &mut Box<dyn Consumer>, n: usize) -> (BTreeMap<u32, u32>
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_that_fail_for_a_while_are_made_again() {
     let bed = Bed::start().await;
-    let (producer, mut consumer) = (bed.producer().await, bed.consumer().await);
+    let (producer, mut consumer) = (bed.producer().await, bed.consumer(Bed::sub()).await);
     let mut sent = 0;
     for code in [
         E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
@@ -123,7 +88,7 @@ async fn commits_that_fail_for_a_while_are_made_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_that_is_too_large_is_left_out() {
     let bed = Bed::start().await;
-    let (producer, mut consumer) = (bed.producer().await, bed.consumer().await);
+    let (producer, mut consumer) = (bed.producer().await, bed.consumer(Bed::sub()).await);
     bed.cluster.request_errors(Api::OffsetCommit, &[E::RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE]);
     send(&producer, 0..10).await;
     let (counts, settled) = take(&mut consumer, 10).await;
@@ -137,7 +102,7 @@ async fn metadata_that_is_too_large_is_left_out() {
 async fn a_commit_of_a_member_that_was_put_out_confirms_nothing() {
     for code in [E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID] {
         let bed = Bed::start().await;
-        let (producer, mut consumer) = (bed.producer().await, bed.consumer().await);
+        let (producer, mut consumer) = (bed.producer().await, bed.consumer(Bed::sub()).await);
         send(&producer, 0..5).await;
         let (_, settled) = take(&mut consumer, 5).await;
         assert!(settled.iter().all(|s| matches!(s, Settled::Confirmed(_))), "{code:?}: {settled:?}");
@@ -160,7 +125,7 @@ async fn a_commit_of_a_member_that_was_put_out_confirms_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sends_that_fail_for_a_while_are_stored_once() {
     let bed = Bed::start().await;
-    let (producer, mut consumer) = (bed.producer().await, bed.consumer().await);
+    let (producer, mut consumer) = (bed.producer().await, bed.consumer(Bed::sub()).await);
     let mut sent = 0;
     for code in [
         E::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
@@ -213,7 +178,7 @@ async fn a_full_queue_is_waited_for() {
         confirmed += 1;
     }
     assert_eq!(confirmed, 1_000);
-    let mut consumer = bed.consumer().await;
+    let mut consumer = bed.consumer(Bed::sub()).await;
     let (counts, _) = take(&mut consumer, 1_000).await;
     assert_eq!(counts, (0..1_000).map(|n| (n, 1)).collect());
     bed.close().await;

@@ -1,6 +1,8 @@
 //! What the tests of this crate share: a server, names that do not meet, a bound for every wait.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
+pub(crate) mod bed;
+
 use mq_api::Broker;
 use std::sync::Arc;
 use std::time::Duration;
