@@ -2,11 +2,11 @@
 
 use crate::client::{self, Ctx};
 use crate::delay::Special;
-use crate::driver::spawn;
+use crate::driver::{or_panicked, spawn};
 use crate::topology::{Cluster, REQUEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
-use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Result};
+use mq_api::{Error, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Incoming, Lane, Run, Session, Token};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
@@ -23,9 +23,7 @@ pub(crate) async fn attach(cluster: Arc<Cluster>, session: Session) -> Result<Ru
     let asked = session.clone();
     let consumer = cluster.blocking(move |cluster| prepare(cluster, &asked)).await?;
     let (ended, _) = spawn(&cluster.threads, "anymq-kafka", move || Ok(run(&consumer, &session)))?;
-    Ok(Box::pin(async move {
-        ended.await.unwrap_or_else(|_| End::Lost(Error::new(ErrorKind::Other, "the broadcast thread panicked")))
-    }))
+    Ok(Box::pin(async move { or_panicked("broadcast", ended.await) }))
 }
 
 /// A consumer that is assigned every partition, from its end. Blocks.

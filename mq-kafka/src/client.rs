@@ -331,8 +331,8 @@ pub(crate) fn producer(
             ("request.timeout.ms", "8000"),
             // As the Java client and most others do; librdkafka's default is CRC32.
             ("partitioner", "murmur2_random"),
-            // Nobody waits that long: what was handed over together is flushed at once, see `send.rs`. Until then it gathers, or
-            // the first messages of a batch would go out in requests of their own. librdkafka's default.
+            // Only where much is under way: else what was handed over together is flushed at once, see `send.rs`. Until then it
+            // gathers, or the first messages of a batch would go out in requests of their own. librdkafka's default.
             ("linger.ms", "5"),
             // Those without a key are ours to place, see `spread.rs`. By default one partition gets all for 10 ms, and so a burst of
             // tasks is work for one member.

@@ -105,7 +105,7 @@ impl Driver for Kafka {
                     ended.await
                 }
             };
-            end.unwrap_or_else(|_| End::Lost(Error::new(ErrorKind::Other, "the driver thread panicked")))
+            or_panicked("driver", end)
         }))
     }
 
@@ -135,6 +135,11 @@ pub(crate) fn spawn(
         let _ = tell.send(end);
     })?;
     Ok((ended, thread))
+}
+
+/// The end of such a loop.
+pub(crate) fn or_panicked(what: &str, end: std::result::Result<End, oneshot::error::RecvError>) -> End {
+    end.unwrap_or_else(|_| End::Lost(Error::new(ErrorKind::Other, format!("the {what} thread panicked"))))
 }
 
 /// A consumer that is joining its group.

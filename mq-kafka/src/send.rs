@@ -7,6 +7,7 @@
 
 use crate::client::{self, Ctx};
 use crate::delay::{self, RetryTopics};
+use crate::driver::{or_panicked, spawn};
 use crate::ffi;
 use crate::reports::{Down, Odd, Reader};
 use crate::spread::Spread;
@@ -14,7 +15,7 @@ use crate::topology::{Cluster, LARGEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
 use mq_api::{Durability, Envelope, Error, ErrorKind, Outcome, Provisioning, Result, Start};
-use mq_core::{End, Outbox, Outgoing, Purpose, Run, Target, TxSession};
+use mq_core::{End, Outbox, Outgoing, Purpose, Run, Stop, Target, TxSession};
 use parking_lot::Mutex;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::OwnedHeaders;
@@ -24,7 +25,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 /// Taken from the outbox at a time: more only waits inside librdkafka.
 const TAKE: usize = 1_000;
@@ -90,6 +91,7 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         retry_for: spec.retry_for,
         native,
         outbox: tx.outbox.clone(),
+        stop: tx.stop.clone(),
         relay,
         fatal: fatal.clone(),
         open: None,
@@ -100,20 +102,9 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         Purpose::Producer => writer.opened().await?,
         Purpose::Relay(_) => writer,
     };
-    let handle = tx.env.handle().clone();
-    let (tell, ended) = oneshot::channel();
-    writer.cluster.clone().threads.spawn("anymq-kafka-wr", move || {
-        handle.block_on(async move {
-            let mut tell = tell;
-            tokio::select! { biased;
-                // Nobody waits any more: the session was given up.
-                () = tell.closed() => {}
-                end = run(writer, tx, fatal) => drop(tell.send(end)),
-            }
-        });
-    })?;
-    let lost = || End::Lost(Error::new(ErrorKind::Other, "the thread that writes ended early"));
-    Ok(Box::pin(async move { ended.await.unwrap_or_else(|_| lost()) }))
+    let (threads, handle) = (writer.cluster.threads.clone(), tx.env.handle().clone());
+    let (ended, _) = spawn(&threads, "anymq-kafka-wr", move || Ok(handle.block_on(run(writer, tx, fatal))))?;
+    Ok(Box::pin(async move { or_panicked("writing", ended.await) }))
 }
 
 async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
@@ -180,6 +171,7 @@ struct Writer {
     retry_for: Duration,
     native: Vec<(String, String)>,
     outbox: Arc<Outbox>,
+    stop: Stop,
     relay: Option<Relay>,
     fatal: Arc<Notify>,
     open: Option<Open>,
@@ -195,7 +187,7 @@ struct Open {
     thread: std::thread::JoinHandle<()>,
 }
 
-/// Ends the thread that reads reports: also when the session is given up and not closed.
+/// Ends the thread that reads reports, whatever ends the one that writes.
 struct EndsReader(Arc<AtomicBool>);
 
 impl Drop for EndsReader {
@@ -368,6 +360,10 @@ impl Writer {
                 Ok(()) => return Ok(()),
                 // Above our own window: only when a property made the queue small. It empties as reports come.
                 Err((KafkaError::MessageProduction(Code::QueueFull), same)) => {
+                    if self.stop.is_cancelled() {
+                        // Nobody waits for it any more.
+                        return Err(Error::closed("the producer"));
+                    }
                     record = same;
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
