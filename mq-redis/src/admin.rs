@@ -51,15 +51,6 @@ impl StreamsAdmin {
         }
     }
 
-    /// As the server lists a group of a stream; `None` if there is none.
-    async fn group_of(&self, link: &Link, key: &str, group: &str) -> Result<Option<Value>> {
-        match self.ask(link, redis::cmd("XINFO").arg("GROUPS").arg(key), "looking at groups").await {
-            Ok(found) => Ok(list(found).into_iter().find(|g| field(g, "name").and_then(as_text) == Some(group))),
-            Err(error) if error.kind() == ErrorKind::Other => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// All that the numbers of a group are made of, at one moment; `None` if there is no such group.
     async fn look_at_once(
         &self,
@@ -111,9 +102,6 @@ impl StreamsAdmin {
     }
 
     async fn side_backlog(&self, link: &Link, keys: &GroupKeys, group: &str) -> Result<Option<[Count; 3]>> {
-        if self.group_of(link, &keys.stream, group).await?.is_none() {
-            return Ok(None);
-        }
         let Some(mut answers) = self.look_at_once(link, keys, group, !link.facts.counts).await? else {
             return Ok(None);
         };

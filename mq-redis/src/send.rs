@@ -112,21 +112,7 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
         level = Durability::Replicated;
     }
     let make = spec.provisioning == Provisioning::Create;
-    let mut writer = Writer {
-        hub: hub.clone(),
-        link,
-        tx,
-        key,
-        form,
-        keep,
-        make,
-        level,
-        length: 0,
-        asked: Instant::now(),
-        swept: "-".to_owned(),
-        vain: None,
-        clock: None,
-    };
+    let mut writer = Writer { keep, make, ..Writer::new(hub, link, tx, key, form, level) };
     writer.ask_length().await?;
     Ok(Box::pin(writer.run()))
 }
@@ -134,25 +120,29 @@ pub(crate) async fn open(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String
 /// Starts a producer's session on a channel.
 pub(crate) async fn open_channel(hub: &Arc<Hub>, link: &Link, tx: TxSession, key: String) -> Result<Run> {
     let form = form(&tx.spec, true)?;
-    let writer = Writer {
-        hub: hub.clone(),
-        link: link.clone(),
-        tx,
-        key,
-        form,
-        keep: Keep::All,
-        make: true,
-        level: Durability::Sent,
-        length: 0,
-        asked: Instant::now(),
-        swept: "-".to_owned(),
-        vain: None,
-        clock: None,
-    };
-    Ok(Box::pin(writer.run()))
+    Ok(Box::pin(Writer::new(hub, link.clone(), tx, key, form, Durability::Sent).run()))
 }
 
 impl Writer {
+    /// For a key that keeps everything.
+    fn new(hub: &Arc<Hub>, link: Link, tx: TxSession, key: String, form: Form, level: Durability) -> Self {
+        Self {
+            hub: hub.clone(),
+            link,
+            tx,
+            key,
+            form,
+            keep: Keep::All,
+            make: true,
+            level,
+            length: 0,
+            asked: Instant::now(),
+            swept: "-".to_owned(),
+            vain: None,
+            clock: None,
+        }
+    }
+
     async fn lost(&self, error: Error) -> End {
         if mends(error.kind()) {
             self.hub.lost(&self.link).await;
