@@ -20,10 +20,14 @@ mod ruststream_amqp;
 mod ruststream_kafka;
 #[cfg(feature = "redis")]
 mod ruststream_redis;
+#[cfg(any(feature = "redis", feature = "amqp", feature = "kafka"))]
+mod ruststream_send;
 #[cfg(feature = "redis")]
 mod sea_streamer;
 #[cfg(feature = "kafka")]
 mod sea_streamer_kafka;
+#[cfg(any(feature = "redis", feature = "kafka"))]
+mod sea_streamer_send;
 
 use std::future::Future;
 use std::pin::Pin;

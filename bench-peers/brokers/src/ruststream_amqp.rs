@@ -5,11 +5,11 @@ use std::num::NonZeroU16;
 use std::pin::pin;
 
 use futures_util::future::try_join_all;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
-use ruststream::{Broker, IncomingMessage, OutgoingMessage, Publisher, Subscriber};
+use futures_util::stream::StreamExt;
+use ruststream::{Broker, IncomingMessage, Subscriber};
 use ruststream_lapin::{LapinBroker, LapinPublish, RabbitQuorumQueue};
 
-use crate::{BATCH, FLYING, Failed, Job, Meter, Ran};
+use crate::{BATCH, Failed, Job, Meter, Ran, ruststream_send};
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let prefetch = NonZeroU16::new(u16::try_from(2 * BATCH)?).ok_or("no prefetch")?;
@@ -19,13 +19,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     drop(broker.subscribe(queue()).await?);
     let publisher = broker.publisher(LapinPublish::default().persistent(true).confirms());
 
-    let meter = Meter::start();
-    stream::iter(0..job.n)
-        .map(|_| publisher.publish(OutgoingMessage::new(job.topic.as_str(), &job.payload), None))
-        .buffer_unordered(FLYING)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
-    let send = meter.stop();
+    let send = ruststream_send::send(&publisher, job).await?;
 
     let mut subscriber = broker.subscribe(queue()).await?;
     let meter = Meter::start();

@@ -4,11 +4,11 @@
 use std::pin::pin;
 
 use futures_util::future::try_join_all;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
-use ruststream::{Broker, IncomingMessage, OutgoingMessage, Publisher, Subscriber};
+use futures_util::stream::StreamExt;
+use ruststream::{Broker, IncomingMessage, Subscriber};
 use ruststream_rdkafka::{Commit, KafkaBroker, KafkaPublish, KafkaTopic, StartOffset};
 
-use crate::{BATCH, FLYING, Failed, Job, Meter, Ran, kafka_topic};
+use crate::{BATCH, Failed, Job, Meter, Ran, kafka_topic, ruststream_send};
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     kafka_topic::make(job).await?;
@@ -16,13 +16,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let broker = broker.connect().await?;
     let publisher = broker.publisher(KafkaPublish::default());
 
-    let meter = Meter::start();
-    stream::iter(0..job.n)
-        .map(|_| publisher.publish(OutgoingMessage::new(job.topic.as_str(), &job.payload), None))
-        .buffer_unordered(FLYING)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
-    let send = meter.stop();
+    let send = ruststream_send::send(&publisher, job).await?;
 
     let topic = KafkaTopic::new(job.topic.as_str()).group(format!("{}-bench", job.topic));
     let topic = topic.start(StartOffset::Earliest).commit(Commit::Tracked);

@@ -5,11 +5,11 @@ use std::num::NonZeroUsize;
 use std::pin::pin;
 
 use futures_util::future::try_join_all;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
-use ruststream::{BatchSubscriber, Broker, IncomingMessage, OutgoingMessage, Publisher};
+use futures_util::stream::StreamExt;
+use ruststream::{BatchSubscriber, Broker, IncomingMessage};
 use ruststream_fred::{RedisBroker, RedisStream, StreamStart};
 
-use crate::{BATCH, FLYING, Failed, Job, Meter, Ran};
+use crate::{BATCH, Failed, Job, Meter, Ran, ruststream_send};
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let broker = RedisBroker::standalone(job.url.as_str()).connect().await?;
@@ -17,13 +17,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let mut subscriber = broker.subscribe(from).await?;
     let publisher = broker.publisher();
 
-    let meter = Meter::start();
-    stream::iter(0..job.n)
-        .map(|_| publisher.publish(OutgoingMessage::new(job.topic.as_str(), &job.payload), None))
-        .buffer_unordered(FLYING)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
-    let send = meter.stop();
+    let send = ruststream_send::send(&publisher, job).await?;
 
     let meter = Meter::start();
     let mut got = 0;

@@ -1,34 +1,19 @@
 //! sea-streamer over Redis Streams: a producer that pipelines, each receipt awaited; a load-balanced consumer that acknowledges by
 //! hand and commits along (`Rolling`, what its documentation recommends for at least once).
 
-use std::collections::VecDeque;
-
 use sea_streamer_redis::{AutoCommit, AutoStreamReset, RedisConsumerOptions, RedisStreamer};
 use sea_streamer_types::{
-    Buffer, Consumer, ConsumerGroup, ConsumerMode, ConsumerOptions, Message, Producer, StreamKey, Streamer,
+    Buffer, Consumer, ConsumerGroup, ConsumerMode, ConsumerOptions, Message, StreamKey, Streamer,
 };
 
-use crate::{BATCH, FLYING, Failed, Job, Meter, Ran};
+use crate::{BATCH, Failed, Job, Meter, Ran, sea_streamer_send};
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let streamer = RedisStreamer::connect(job.url.parse()?, Default::default()).await?;
     let stream = StreamKey::new(&job.topic)?;
     let producer = streamer.create_producer(stream.clone(), Default::default()).await?;
 
-    let meter = Meter::start();
-    let mut flying = VecDeque::with_capacity(FLYING);
-    for _ in 0..job.n {
-        if flying.len() == FLYING
-            && let Some(receipt) = flying.pop_front()
-        {
-            let _ = receipt.await?;
-        }
-        flying.push_back(producer.send(job.payload.as_slice())?);
-    }
-    for receipt in flying {
-        let _ = receipt.await?;
-    }
-    let send = meter.stop();
+    let send = sea_streamer_send::send(&producer, job).await?;
 
     let mut options = RedisConsumerOptions::new(ConsumerMode::LoadBalanced);
     options.set_consumer_group(ConsumerGroup::new("bench"))?;

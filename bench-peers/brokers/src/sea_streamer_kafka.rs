@@ -2,14 +2,12 @@
 //! by hand after each message and committed along (what its documentation recommends for at least once). The receiving is timed from
 //! the first message on: until then the group forms.
 
-use std::collections::VecDeque;
-
 use sea_streamer_kafka::{AutoOffsetReset, KafkaConsumerOptions, KafkaProducerOptions, KafkaStreamer};
 use sea_streamer_types::{
-    Buffer, Consumer, ConsumerGroup, ConsumerMode, ConsumerOptions, Message, Producer, StreamKey, Streamer,
+    Buffer, Consumer, ConsumerGroup, ConsumerMode, ConsumerOptions, Message, StreamKey, Streamer,
 };
 
-use crate::{FLYING, Failed, Job, Meter, Ran, kafka_topic};
+use crate::{Failed, Job, Meter, Ran, kafka_topic, sea_streamer_send};
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     kafka_topic::make(job).await?;
@@ -19,20 +17,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     options.add_custom_option("enable.idempotence", "true");
     let producer = streamer.create_producer(stream.clone(), options).await?;
 
-    let meter = Meter::start();
-    let mut flying = VecDeque::with_capacity(FLYING);
-    for _ in 0..job.n {
-        if flying.len() == FLYING
-            && let Some(receipt) = flying.pop_front()
-        {
-            let _ = receipt.await?;
-        }
-        flying.push_back(producer.send(job.payload.as_slice())?);
-    }
-    for receipt in flying {
-        let _ = receipt.await?;
-    }
-    let send = meter.stop();
+    let send = sea_streamer_send::send(&producer, job).await?;
 
     let mut options = KafkaConsumerOptions::new(ConsumerMode::LoadBalanced);
     options.set_consumer_group(ConsumerGroup::new(format!("{}-bench", job.topic)))?;
