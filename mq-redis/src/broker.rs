@@ -76,7 +76,7 @@ impl Redis {
 
 mod backoff {
     use super::Hub;
-    use mq_api::{ErrorKind, Result};
+    use mq_api::{Error, ErrorKind, Result};
     use mq_core::ConnectPolicy;
     use std::sync::Arc;
     use std::time::Duration;
@@ -87,9 +87,14 @@ mod backoff {
         let policy = ConnectPolicy { min_pause: Duration::from_millis(50), ..ConnectPolicy::default() };
         let mut pauses = policy.pauses();
         loop {
-            let error = match hub.link("").await {
-                Ok(_) => return Ok(()),
-                Err(error) => error,
+            let error = match tokio::time::timeout_at(until, hub.link("")).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) => error,
+                // Each of several hosts that say nothing has its own limit.
+                Err(_) => {
+                    let text = format!("no server answered within {:?}", hub.options.connect_timeout);
+                    return Err(Error::new(ErrorKind::Unavailable, text));
+                }
             };
             let now = tokio::time::Instant::now();
             let hopeless =

@@ -2,6 +2,7 @@
 
 use crate::rig::{Counting, TOPIC, all, ask, close, load, next, open, raw, server, sub};
 use mq_api::{BrokerExt, ErrorKind, Message, Settled};
+use mq_testbed::proxy::{Direction, Proxy, Trouble};
 use mq_testbed::{Folder, Launch, Process, free_port, until};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,6 +40,67 @@ async fn the_first_master_of_several_hosts_is_taken() {
     let _: () = ask(&mut raw(&replica), &["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
     let dead = free_port().unwrap();
     round_trip(&format!("redis://127.0.0.1:{dead},127.0.0.1:{},127.0.0.1:{}", replica.port(), master.port())).await;
+}
+
+/// Addresses that take a connection and say nothing, as a frozen machine does.
+fn silent(n: usize) -> Vec<std::net::TcpListener> {
+    (0..n).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect()
+}
+
+fn hosts(silent: &[std::net::TcpListener]) -> String {
+    silent.iter().map(|host| format!("127.0.0.1:{}", host.local_addr().unwrap().port())).collect::<Vec<_>>().join(",")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hosts_that_say_nothing_do_not_hide_the_one_behind_them() {
+    let Some(server) = server(false, &[]) else { return };
+    let mut first = Proxy::before(server.port(), 1).unwrap();
+    // More than an attempt has time for.
+    let silent = silent(4);
+    let url = format!("redis://127.0.0.1:{},{},127.0.0.1:{}", first.port(), hosts(&silent), server.port());
+    let broker = open(&format!("{url}?response_timeout=2s")).await;
+    broker.producer(TOPIC).await.unwrap().send(Message::new("x")).await.unwrap();
+    // The one in use now says nothing either.
+    first.begin(Trouble::Stall(Direction::Both)).unwrap();
+    let producer = tokio::time::timeout(Duration::from_secs(60), async {
+        loop {
+            match broker.producer(TOPIC).await {
+                Ok(producer) => break producer,
+                Err(error) => println!("{error}"),
+            }
+        }
+    });
+    let producer = producer.await.expect("the last host is never tried");
+    producer.send(Message::new("y")).await.unwrap();
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_connection_is_waited_for_as_long_as_was_said_and_not_longer_for_many_hosts() {
+    let silent = silent(4);
+    let began = std::time::Instant::now();
+    let error = mq_redis::connect(&format!("redis://{}?connect_timeout=2s", hosts(&silent))).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_does_not_wait_for_hosts_that_say_nothing() {
+    let Some(server) = server(false, &[]) else { return };
+    let silent = silent(3);
+    let mut proxy = Proxy::before(server.port(), 1).unwrap();
+    let broker = open(&format!("redis://127.0.0.1:{},{}", proxy.port(), hosts(&silent))).await;
+    broker.producer(TOPIC).await.unwrap().send(Message::new("x")).await.unwrap();
+    proxy.begin(Trouble::Refuse).unwrap();
+    // It makes a connection, and waits for one silent host after the other.
+    let admin = broker.admin();
+    let looking = tokio::spawn(async move { admin.backlog(&TOPIC.into(), &"g".into()).await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let began = std::time::Instant::now();
+    broker.close(Duration::from_secs(1)).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(looking.await.unwrap().is_err());
 }
 
 fn openssl(folder: &Path, words: &str) {
