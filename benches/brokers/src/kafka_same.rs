@@ -7,8 +7,8 @@ use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
 use rdkafka::producer::Producer;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
-use crate::job::{BATCH, Failed, Job, PATIENCE, Ran, payload};
-use crate::kafka_bare::{await_confirmed, make_topic, member, next, producer, send};
+use crate::job::{Failed, Job, PATIENCE, Ran, payload};
+use crate::kafka_bare::{await_confirmed, is_due, make_topic, member, next, producer, send};
 use crate::meter::Meter;
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
@@ -43,9 +43,10 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
             return Err("a message that is not ours".into());
         }
         upto.set_partition_offset(&job.topic, message.partition(), Offset::Offset(message.offset() + 1))?;
-        if got % BATCH == 0 || got == job.n {
-            let mode = if got == job.n { CommitMode::Sync } else { CommitMode::Async };
-            consumer.commit(&handled(&upto)?, mode)?;
+        if got == job.n {
+            consumer.commit(&handled(&upto)?, CommitMode::Sync)?;
+        } else if is_due(&consumer, got) {
+            consumer.commit(&handled(&upto)?, CommitMode::Async)?;
         }
     }
     let receive = meter.stop();
