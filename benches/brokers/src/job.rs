@@ -16,6 +16,13 @@ pub(crate) struct Job {
     pub(crate) size: usize,
 }
 
+impl Job {
+    /// Batches under way at a time.
+    pub(crate) fn flying(&self) -> usize {
+        if self.url.starts_with("kafka") { KAFKA_FLYING / BATCH } else { FLYING }
+    }
+}
+
 /// The group of every run.
 pub(crate) const GROUP: &str = "bench";
 
@@ -24,6 +31,9 @@ pub(crate) const BATCH: usize = 500;
 
 /// Batches under way at a time, for everybody who sends in batches.
 pub(crate) const FLYING: usize = 4;
+
+/// Messages under way at a time on Kafka, for everybody: its clients gather by partition and are made for that many.
+pub(crate) const KAFKA_FLYING: usize = 10_000;
 
 /// A wait that takes longer than this has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

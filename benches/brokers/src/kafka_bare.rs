@@ -17,7 +17,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext};
 use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::types::RDKafkaErrorCode;
 
-use crate::job::{BATCH, Failed, GROUP, Job, PATIENCE, Ran, payload};
+use crate::job::{BATCH, Failed, GROUP, Job, KAFKA_FLYING, PATIENCE, Ran, payload};
 use crate::meter::Meter;
 
 /// As anymq makes topics.
@@ -84,6 +84,7 @@ pub(crate) fn producer(job: &Job, settings: &[(&str, &str)]) -> Result<(BaseProd
     let mut config = config(job);
     // Compressed, as ours are: a fetch brings several times as many.
     config.set("acks", "all").set("compression.type", "lz4");
+    config.set("queue.buffering.max.messages", KAFKA_FLYING.to_string());
     for (name, value) in settings {
         config.set(*name, *value);
     }
@@ -125,13 +126,15 @@ pub(crate) fn await_confirmed(producer: &BaseProducer<Context>, counting: &Count
     Ok(())
 }
 
-/// A member that holds all partitions and fetches nothing yet.
+/// A member that holds all partitions. It fetches ahead while the others send, as far as its queue goes: so does ours.
 pub(crate) fn member(job: &Job) -> Result<Member, Failed> {
     let mut config = config(job);
     config.set("group.id", format!("{}-{GROUP}", job.topic));
     config.set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
     // By default a consumer whose queue was full looks again after a second.
     config.set("fetch.queue.backoff.ms", "20");
+    // As far as ours: what is fetched ahead is not counted to receiving.
+    config.set("queued.max.messages.kbytes", "16384").set("queued.min.messages", "10000");
     let consumer: Member = config.create_with_context(Committing::default())?;
     consumer.subscribe(&[&job.topic])?;
     let end = Instant::now() + PATIENCE;
@@ -143,7 +146,6 @@ pub(crate) fn member(job: &Job) -> Result<Member, Failed> {
             return Err("the group did not give all partitions to its only member".into());
         }
     }
-    consumer.pause(&consumer.assignment()?)?;
     Ok(consumer)
 }
 
@@ -169,7 +171,6 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let send = meter.stop();
 
     let meter = Meter::start();
-    consumer.resume(&consumer.assignment()?)?;
     for got in 1..=job.n {
         next(&consumer)?;
         if got == job.n {
@@ -196,7 +197,6 @@ pub(crate) async fn one_by_one(job: &Job) -> Result<Ran, Failed> {
     }
     let send = meter.stop();
     let meter = Meter::start();
-    consumer.resume(&consumer.assignment()?)?;
     for _ in 0..job.n {
         consumer.commit_message(&next(&consumer)?, CommitMode::Sync)?;
     }

@@ -30,7 +30,6 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let sent = meter.stop();
 
     let meter = Meter::start();
-    consumer.resume(&consumer.assignment()?)?;
     let mut upto = TopicPartitionList::new();
     for partition in consumer.assignment()?.elements() {
         upto.add_partition(&job.topic, partition.partition());

@@ -8,7 +8,7 @@ use anymq::prelude::*;
 use anymq::{Deliveries, Group, SendBatch, Topic};
 use bytes::Bytes;
 
-use crate::job::{BATCH, FLYING, Failed, GROUP, Job, PATIENCE, Ran, payload};
+use crate::job::{BATCH, Failed, GROUP, Job, PATIENCE, Ran, payload};
 use crate::meter::Meter;
 
 fn subscription(topic: &str) -> Subscription {
@@ -23,11 +23,12 @@ fn batch(n: usize, payload: &Bytes) -> SendBatch {
     batch
 }
 
-async fn send(producer: &Arc<dyn Producer>, n: usize, payload: &Bytes) -> Result<(), Failed> {
+/// Sends `n` messages, at most so many batches at a time.
+async fn send(producer: &Arc<dyn Producer>, n: usize, most: usize, payload: &Bytes) -> Result<(), Failed> {
     let mut flying = VecDeque::new();
     let mut left = n;
     while left > 0 || !flying.is_empty() {
-        while left > 0 && flying.len() < FLYING {
+        while left > 0 && flying.len() < most {
             let some = left.min(BATCH);
             left -= some;
             flying.push_back(producer.send_batch(batch(some, payload)));
@@ -69,7 +70,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let producer = broker.producer(ProducerSpec::new(job.topic.as_str()).group(GROUP)).await?;
     let payload = Bytes::from(payload(job.size));
     let meter = Meter::start();
-    send(&producer, job.n, &payload).await?;
+    send(&producer, job.n, job.flying(), &payload).await?;
     let sent = meter.stop();
     let meter = Meter::start();
     consumer.control().resume();
@@ -93,7 +94,7 @@ pub(crate) async fn through(job: &Job, topics: usize, backlog: usize) -> Result<
     for (producer, consumer) in &lanes {
         if backlog > 0 {
             consumer.control().pause();
-            send(producer, backlog, &payload).await?;
+            send(producer, backlog, job.flying(), &payload).await?;
             consumer.control().resume();
         }
     }
@@ -101,7 +102,7 @@ pub(crate) async fn through(job: &Job, topics: usize, backlog: usize) -> Result<
     let begun = Instant::now();
     // All at once, as one client of many topics works; one after the other each would wait for its own round trips alone.
     let through = lanes.iter_mut().map(|(producer, consumer)| async {
-        let (sent, received) = tokio::join!(send(producer, each, &payload), receive(consumer, each));
+        let (sent, received) = tokio::join!(send(producer, each, job.flying(), &payload), receive(consumer, each));
         sent.and(received)
     });
     futures_util::future::try_join_all(through).await?;
