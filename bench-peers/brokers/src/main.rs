@@ -44,12 +44,20 @@ type Run = fn(&Job) -> Running<'_>;
 /// As in `bench-brokers`: messages of one batch, and messages under way at a time.
 const BATCH: usize = 500;
 const FLYING: usize = 4 * BATCH;
+const KAFKA_FLYING: usize = 10_000;
 
 struct Job {
     url: String,
     topic: String,
     n: usize,
     payload: Vec<u8>,
+}
+
+impl Job {
+    /// Messages under way at a time.
+    fn flying(&self) -> usize {
+        if self.url.starts_with("kafka") { KAFKA_FLYING } else { FLYING }
+    }
 }
 
 /// Seconds, and seconds of the processor, of both stretches.

@@ -7,7 +7,7 @@ use mq_bridge::endpoints::kafka::{KafkaConsumer, KafkaPublisher};
 use mq_bridge::models::KafkaConfig;
 use mq_bridge::traits::{MessageConsumer, MessageDisposition, MessagePublisher, SentBatch};
 
-use crate::{FLYING, Failed, Job, Meter, Ran, kafka_topic};
+use crate::{Failed, Job, Meter, Ran, kafka_topic};
 
 pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     kafka_topic::make(job).await?;
@@ -22,7 +22,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let meter = Meter::start();
     let mut left = job.n;
     while left > 0 {
-        let size = left.min(FLYING);
+        let size = left.min(job.flying());
         let batch = (0..size).map(|_| CanonicalMessage::from_vec(job.payload.clone())).collect();
         match publisher.send_batch(batch).await? {
             SentBatch::Ack => left -= size,
@@ -34,7 +34,7 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     let mut consumer = KafkaConsumer::new(&config).await?;
     let (mut meter, mut got) = (None, 0);
     while got < job.n {
-        let batch = consumer.receive_batch(FLYING).await?;
+        let batch = consumer.receive_batch(job.flying()).await?;
         meter.get_or_insert_with(Meter::start);
         got += batch.messages.len();
         let dispositions = batch.messages.iter().map(|_| MessageDisposition::Ack).collect();

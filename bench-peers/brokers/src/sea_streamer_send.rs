@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use sea_streamer_types::Producer;
 
-use crate::{FLYING, Failed, Job, Meter};
+use crate::{Failed, Job, Meter};
 
 /// Sends all; seconds, and seconds of the processor.
 pub(crate) async fn send<P: Producer>(producer: &P, job: &Job) -> Result<(f64, f64), Failed>
@@ -12,9 +12,9 @@ where
     P::Error: Send + Sync + 'static,
 {
     let meter = Meter::start();
-    let mut flying = VecDeque::with_capacity(FLYING);
+    let mut flying = VecDeque::with_capacity(job.flying());
     for _ in 0..job.n {
-        if flying.len() == FLYING
+        if flying.len() == job.flying()
             && let Some(receipt) = flying.pop_front()
         {
             let _ = receipt.await?;

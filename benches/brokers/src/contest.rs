@@ -13,6 +13,14 @@ pub(crate) struct Backend {
     pub(crate) one_by_one: usize,
     /// Backlogs between which the costs must not differ.
     pub(crate) backlogs: &'static [usize],
+    /// Topics of one client, likewise.
+    pub(crate) topics: &'static [usize],
+    /// Partitions of a topic, likewise.
+    pub(crate) partitions: &'static [usize],
+    /// Deliveries in hand, likewise.
+    pub(crate) in_hand: &'static [usize],
+    /// How long an awaited send takes beside one by hand, at most.
+    pub(crate) one_send: Option<f64>,
     /// A run is void unless batches are so much faster than messages one by one.
     pub(crate) void: f64,
     /// Processor time of a received message, at most, as a share of what it costs to acknowledge each by itself.
@@ -29,6 +37,10 @@ pub(crate) const BACKENDS: [Backend; 3] = [
         n: 120_000,
         one_by_one: 2_000,
         backlogs: &[1_000, 10_000, 100_000, MILLION],
+        topics: &[1, 50, 500],
+        partitions: &[],
+        in_hand: &[],
+        one_send: None,
         void: 10.0,
         beside_single_acks: None,
     },
@@ -39,15 +51,24 @@ pub(crate) const BACKENDS: [Backend; 3] = [
         one_by_one: 500,
         // A million takes RabbitMQ three minutes to write.
         backlogs: &[1_000, 10_000, 100_000],
+        topics: &[1, 50, 500],
+        partitions: &[],
+        in_hand: &[],
+        one_send: None,
         void: 5.0,
         beside_single_acks: Some(0.2),
     },
     Backend {
         name: "kafka",
         title: "Kafka",
-        n: 30_000,
+        n: 300_000,
         one_by_one: 300,
         backlogs: &[1_000, 10_000, 100_000, MILLION],
+        // Each is a member of a group of its own, with threads of librdkafka's: not what a client of hundreds is for.
+        topics: &[1, 20],
+        partitions: &[1, 10, 100, 1_000],
+        in_hand: &[10, 100, 1_000, 10_000, 100_000],
+        one_send: Some(1.1),
         void: 10.0,
         beside_single_acks: None,
     },
@@ -65,16 +86,20 @@ pub(crate) struct Peer {
 }
 
 /// Other libraries. One that `bench-peers/brokers` knows and this does not is shown and not judged.
-pub(crate) const PEERS: [Peer; 3] = [
+pub(crate) const PEERS: [Peer; 6] = [
     Peer { backend: "redis", name: "omniqueue", send: 1.0, receive: 5.0 },
     Peer { backend: "redis", name: "sea-streamer", send: 1.0, receive: 1.0 },
     Peer { backend: "redis", name: "ruststream", send: 1.0, receive: 1.0 },
+    Peer { backend: "kafka", name: "sea-streamer", send: 1.0, receive: 1.0 },
+    Peer { backend: "kafka", name: "ruststream", send: 1.0, receive: 1.0 },
+    Peer { backend: "kafka", name: "mq-bridge", send: 1.0, receive: 1.0 },
 ];
 
 /// Runs one contestant in this process.
 pub(crate) async fn run(backend: &str, contestant: &str, job: &Job) -> Result<Ran, Failed> {
     match (backend, contestant) {
         (_, "ours") => crate::ours::run(job).await,
+        (_, "ours-one") => crate::ours::one_by_one(job).await,
         #[cfg(feature = "redis")]
         ("redis", "same") => crate::redis_same::run(job).await,
         #[cfg(feature = "redis")]

@@ -4,8 +4,9 @@
 //! * `bench-brokers all BACKEND URL PAIRS [PEERS]` runs everything, each run in a process of its own, and prints the table;
 //!   `PEERS` is the program of other libraries, `bench-peers/brokers`.
 //! * `bench-brokers run BACKEND CONTESTANT URL TOPIC N SIZE` is such a run: `ran SEND_SECONDS SEND_CPU RECEIVE_SECONDS RECEIVE_CPU`.
-//! * `bench-brokers through BACKEND URL TOPIC N SIZE TOPICS BACKLOG` prints messages a second, sent and received at once.
-//! * `bench-brokers latency BACKEND URL TOPIC N SIZE RATE` prints milliseconds at 50, 90, 99 and 99.9 of 100.
+//! * `bench-brokers through URL TOPIC N SIZE TOPICS BACKLOG` prints messages a second, sent and received at once.
+//! * `bench-brokers in-hand URL TOPIC N SIZE MOST` prints messages a second, received with so many in hand.
+//! * `bench-brokers latency URL TOPIC N SIZE RATE` prints milliseconds at 50, 90, 99 and 99.9 of 100.
 
 #[cfg(feature = "amqp")]
 mod amqp_bare;
@@ -58,6 +59,11 @@ fn act(words: &[String]) -> Result<(), Failed> {
             let job = job(url, topic, n, size)?;
             let rate = job::runtime()?.block_on(ours::through(&job, topics.parse()?, backlog.parse()?))?;
             println!("rate {rate}");
+            Ok(())
+        }
+        ["in-hand", url, topic, n, size, most] => {
+            let job = job(url, topic, n, size)?;
+            println!("rate {}", job::runtime()?.block_on(ours::in_hand(&job, most.parse()?))?);
             Ok(())
         }
         ["latency", url, topic, n, size, rate] => {

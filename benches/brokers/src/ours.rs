@@ -80,6 +80,66 @@ pub(crate) async fn run(job: &Job) -> Result<Ran, Failed> {
     Ok(Ran { send: sent, receive: received })
 }
 
+/// Sends and receives one by one, each step awaited.
+pub(crate) async fn one_by_one(job: &Job) -> Result<Ran, Failed> {
+    let broker = anymq::connect(job.url.as_str()).await?;
+    let mut consumer = broker.subscribe(subscription(&job.topic)).await?;
+    let producer = broker.producer(ProducerSpec::new(job.topic.as_str()).group(GROUP)).await?;
+    let payload = Bytes::from(payload(job.size));
+    let meter = Meter::start();
+    for _ in 0..job.n {
+        producer.send(Message::new(payload.clone())).await?;
+    }
+    let sent = meter.stop();
+    let meter = Meter::start();
+    for _ in 0..job.n {
+        let next = tokio::time::timeout(PATIENCE, consumer.recv()).await??;
+        next.ok_or("the consumer was closed")?.ack().await;
+    }
+    let received = meter.stop();
+    broker.close(Duration::from_secs(10)).await;
+    Ok(Ran { send: sent, receive: received })
+}
+
+/// Messages a second that are received while so many are in hand, all of them sent before.
+pub(crate) async fn in_hand(job: &Job, most: usize) -> Result<f64, Failed> {
+    let broker = anymq::connect(job.url.as_str()).await?;
+    let payload = Bytes::from(payload(job.size));
+    let topic = job.topic.as_str();
+    let producer = broker.producer(ProducerSpec::new(topic).group(GROUP)).await?;
+    send(&producer, job.n, job.flying(), &payload).await?;
+    let bytes = most * 8 * job.size;
+    let subscription = Subscription::group(topic, GROUP).max_in_flight(most).max_in_flight_bytes(bytes.max(64 << 20));
+    let mut consumer = broker.subscribe(subscription).await?;
+    let some = BATCH.min(most.div_ceil(2));
+    let (mut got, mut hand, mut held) = (0, VecDeque::new(), 0);
+    let mut last = None;
+    let mut begun = None;
+    while got < job.n {
+        let mut deliveries = Deliveries::new();
+        got += tokio::time::timeout(PATIENCE, consumer.recv_batch(some, &mut deliveries)).await??;
+        // Once it flows: joining a group is not what is measured.
+        begun.get_or_insert_with(Instant::now);
+        held += deliveries.len();
+        hand.push_back(deliveries);
+        while held + some > most
+            && let Some(mut oldest) = hand.pop_front()
+        {
+            held -= oldest.len();
+            last = Some(oldest.ack_all());
+        }
+    }
+    for mut rest in hand {
+        last = Some(rest.ack_all());
+    }
+    if let Some(last) = last {
+        last.await;
+    }
+    let rate = job.n as f64 / begun.ok_or("no message")?.elapsed().as_secs_f64();
+    broker.close(Duration::from_secs(10)).await;
+    Ok(rate)
+}
+
 /// Messages a second that go through, sent and received at the same time, over that many topics of one client.
 pub(crate) async fn through(job: &Job, topics: usize, backlog: usize) -> Result<f64, Failed> {
     let broker = anymq::connect(job.url.as_str()).await?;

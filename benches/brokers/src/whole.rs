@@ -18,8 +18,6 @@ const CPU_BAR: f64 = 1.10;
 const FLAT_BAR: f64 = 0.95;
 /// Runs of each backlog and number of topics.
 const FLAT_RUNS: usize = 5;
-/// Topics of one client.
-const TOPICS: [usize; 3] = [1, 50, 500];
 /// Parts of the capacity at which messages are timed.
 const LOADS: [f64; 3] = [0.1, 0.5, 0.8];
 /// Seconds of each of those.
@@ -79,6 +77,9 @@ impl Whole<'_> {
         }
         if let Some(program) = peers {
             self.peers(program, pairs)?;
+        }
+        if let Some(most) = self.backend.one_send {
+            self.one_send(most, pairs)?;
         }
         let capacity = self.capacity()?;
         self.latency(capacity)?;
@@ -254,10 +255,42 @@ impl Whole<'_> {
     }
 
     fn through(&mut self, n: usize, topics: usize, backlog: usize) -> Result<f64, Failed> {
+        self.through_of(self.url, n, topics, backlog)
+    }
+
+    fn through_of(&mut self, url: &str, n: usize, topics: usize, backlog: usize) -> Result<f64, Failed> {
         let topic = self.topic();
         let [n, topics, backlog] = [n, topics, backlog].map(|number| number.to_string());
-        let line = self.child("rate", &["through", self.url, &topic, &n, "256", &topics, &backlog])?;
+        let line = self.child("rate", &["through", url, &topic, &n, "256", &topics, &backlog])?;
         Ok(line.trim_start_matches("rate ").parse()?)
+    }
+
+    fn in_hand(&mut self, n: usize, most: usize) -> Result<f64, Failed> {
+        let topic = self.topic();
+        let [n, most] = [n, most].map(|number| number.to_string());
+        let line = self.child("rate", &["in-hand", self.url, &topic, &n, "256", &most])?;
+        Ok(line.trim_start_matches("rate ").parse()?)
+    }
+
+    /// How long an awaited send takes, beside one by hand.
+    fn one_send(&mut self, most: f64, pairs: usize) -> Result<(), Failed> {
+        let (mut ratios, mut times) = (Vec::new(), Vec::new());
+        for _ in 0..pairs {
+            let n = self.backend.one_by_one;
+            let (raw, ours) = (self.once("one", n, SIZES[0])?, self.once("ours-one", n, SIZES[0])?);
+            ratios.push(ours.send.seconds / raw.send.seconds);
+            times.push(ours.send.seconds * 1e3 / n as f64);
+        }
+        let (ratio, time) = (Median::of(&ratios), Median::of(&times).value);
+        let word = self.judge(Judged::at_most(most, ratio));
+        let _ = writeln!(
+            self.text,
+            "**One awaited send**, {} bytes, {pairs} pairs: {time:.2} ms\n\n| bar | median | 95 % interval | bound | |\n|---|---|---|---|---|",
+            SIZES[0]
+        );
+        self.row("an awaited send, time beside one by hand", ratio, &format!("at most {most}"), word);
+        self.text.push('\n');
+        Ok(())
     }
 
     /// Messages a second that one client sends and receives at the same time.
@@ -301,7 +334,14 @@ impl Whole<'_> {
         let n = (self.backend.n / 2).min(15_000);
         self.series("messages queued", backlogs, |whole, queued| whole.through(n, 1, queued))?;
         // Some hundred a topic, else it is measured how 500 topics begin and end.
-        self.series("topics on one client", &TOPICS, |whole, topics| whole.through(10 * n, topics, 0))?;
+        let topics = self.backend.topics;
+        self.series("topics on one client", topics, |whole, topics| whole.through(10 * n, topics, 0))?;
+        let (partitions, url) = (self.backend.partitions, self.url.to_owned());
+        self.series("partitions", partitions, |whole, partitions| {
+            whole.through_of(&format!("{url}?partitions={partitions}"), 10 * n, 1, 0)
+        })?;
+        let in_hand = self.backend.in_hand;
+        self.series("deliveries in hand", in_hand, |whole, most| whole.in_hand(20 * n, most))?;
         self.text.push('\n');
         Ok(())
     }
