@@ -13,7 +13,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::{BorrowedMessage, DeliveryResult, OwnedHeaders};
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext};
+use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer, ProducerContext};
 use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::types::RDKafkaErrorCode;
 
@@ -106,7 +106,8 @@ pub(crate) fn send(
             Ok(()) => return Ok(()),
             Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
                 headers = back.headers;
-                producer.poll(Duration::from_millis(10));
+                // It waits for all of the time that it is given.
+                producer.poll(Duration::from_micros(200));
             }
             Err((error, _)) => return Err(error.into()),
         }
@@ -117,7 +118,7 @@ pub(crate) fn send(
 pub(crate) fn await_confirmed(producer: &BaseProducer<Context>, counting: &Counting, n: usize) -> Result<(), Failed> {
     let end = Instant::now() + PATIENCE;
     while counting.confirmed.load(Ordering::Relaxed) < n {
-        producer.poll(Duration::from_millis(10));
+        producer.poll(Duration::from_millis(1));
         let failed = counting.failed.load(Ordering::Relaxed);
         if failed > 0 || Instant::now() > end {
             return Err(format!("{failed} sends failed; not all were confirmed within {PATIENCE:?}").into());
@@ -189,11 +190,13 @@ pub(crate) async fn one_by_one(job: &Job) -> Result<Ran, Failed> {
     make_topic(job).await?;
     let consumer = member(job)?;
     let payload = payload(job.size);
-    let (producer, counting) = producer(job, &[("linger.ms", "0")])?;
+    let producer: FutureProducer = config(job).set("acks", "all").set("linger.ms", "0").create()?;
+    // Connected, as ours is when it is made.
+    producer.client().fetch_metadata(Some(&job.topic), PATIENCE)?;
     let meter = Meter::start();
-    for number in 1..=job.n {
-        send(&producer, job, &payload, None)?;
-        await_confirmed(&producer, &counting, number)?;
+    for _ in 0..job.n {
+        let record = FutureRecord::<(), [u8]>::to(&job.topic).payload(&payload);
+        producer.send(record, PATIENCE).await.map_err(|(error, _)| error)?;
     }
     let send = meter.stop();
     let meter = Meter::start();
