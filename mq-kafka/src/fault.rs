@@ -39,7 +39,11 @@ pub(crate) fn kind(code: Code) -> ErrorKind {
         | Code::KafkaStorageError
         | Code::RebalanceInProgress
         // Another record of its batch was refused, and this one with it.
-        | Code::InvalidDifferentRecord => K::Unavailable,
+        | Code::InvalidDifferentRecord
+        // The producer that had it ended; the next one sends it.
+        | Code::Fatal
+        | Code::PurgeQueue
+        | Code::PurgeInflight => K::Unavailable,
         Code::InvalidTopic => K::InvalidName,
         Code::InvalidConfig
         | Code::InvalidPartitions
@@ -53,6 +57,11 @@ pub(crate) fn kind(code: Code) -> ErrorKind {
         }
         _ => K::Other,
     }
+}
+
+/// Whether a topic, or the partition, is not there, or no more.
+pub(crate) fn is_gone(code: Code) -> bool {
+    matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition)
 }
 
 /// The likely cause and the fix, where there is one to name.
@@ -73,6 +82,8 @@ pub(crate) fn error(doing: impl std::fmt::Display, source: KafkaError) -> Error 
         None => match &source {
             KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) => ErrorKind::Config,
             KafkaError::AdminOp(code) => self::kind(*code),
+            // A name or value that holds a zero byte.
+            KafkaError::Nul(_) => ErrorKind::Config,
             _ => ErrorKind::Other,
         },
     };
@@ -127,6 +138,10 @@ mod tests {
         assert_eq!(outcome(Code::MessageTimedOut, Persisted::No), Outcome::NotSent);
         assert_eq!(outcome(Code::TopicAuthorizationFailed, Persisted::No), Outcome::Rejected);
         assert_eq!(outcome(Code::NotEnoughReplicasAfterAppend, Persisted::No), Outcome::Unknown);
+        for ended in [Code::Fatal, Code::PurgeQueue] {
+            let error = send_error("t", ended, outcome(ended, Persisted::No));
+            assert_eq!((error.kind(), error.outcome()), (ErrorKind::Unavailable, Some(Outcome::NotSent)));
+        }
         let error = send_error("t", Code::TopicAuthorizationFailed, Outcome::Rejected);
         assert_eq!((error.kind(), error.outcome()), (ErrorKind::Permission, Some(Outcome::Rejected)));
         assert_eq!(send_error("t", Code::InvalidRecord, Outcome::Rejected).kind(), ErrorKind::Rejected);

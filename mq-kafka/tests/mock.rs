@@ -260,3 +260,35 @@ async fn closing_while_the_group_forms_ends() {
         assert!(report.is_clean(), "{n}: {report:?}");
     }
 }
+
+/// What librdkafka calls fatal ends its producer. Another one is made, and whatever was handed to the first is sent by it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_that_is_made_anew_fails_no_send() {
+    let bed = Bed::start().await;
+    // One message to a request, so that most are not written yet when it strikes.
+    let spec = ProducerSpec::new(TOPIC).native("librdkafka.batch.num.messages", "1");
+    let producer = within(bed.broker.producer(spec)).await.unwrap();
+    send(&producer, 0..1).await;
+    // As a broker answers that lost what it knew of the producer: nothing that is under way is stored.
+    bed.cluster.request_errors(Api::Produce, &[E::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER; 5]);
+    let sends: Vec<_> = (1..501).map(|n: u32| producer.send(Message::new(n.to_string()).key("k"))).collect();
+    let mut failed = Vec::new();
+    for (n, sending) in (1u32..).zip(sends) {
+        if let Err(error) = within(sending).await {
+            failed.push((n, error));
+        }
+    }
+    assert!(failed.is_empty(), "{} of 500 failed, first {:?}", failed.len(), failed.first());
+    let mut consumer = bed.consumer(Bed::sub()).await;
+    let mut order = Vec::new();
+    while order.last() != Some(&500) {
+        let got = within(consumer.recv()).await.unwrap().unwrap();
+        let number: u32 = std::str::from_utf8(got.payload_bytes()).unwrap().parse().unwrap();
+        if !order.contains(&number) {
+            order.push(number);
+        }
+        drop(got.ack());
+    }
+    assert_eq!(order, (0..=500).collect::<Vec<_>>());
+    bed.close().await;
+}
