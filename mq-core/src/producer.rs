@@ -21,13 +21,41 @@ use tokio::task::JoinHandle;
 /// Looks at time limits this often while something is open.
 const TICK: Duration = Duration::from_millis(20);
 
+/// Where a producer's health is told.
+#[derive(Clone)]
+pub(crate) struct Told {
+    topic: Topic,
+    health: HealthSetter,
+    hooks: Arc<dyn Hooks>,
+    env: Env,
+}
+
+impl Told {
+    pub(crate) fn tell(&self, state: HealthState, why: &str) {
+        self.health.set(state, why, self.env.wall());
+        self.hooks.health(&self.topic, state, why);
+    }
+
+    /// The same, unless it is told already.
+    pub(crate) fn change(&self, state: HealthState, why: &str) {
+        if self.health.state() != state {
+            self.tell(state, why);
+        }
+    }
+}
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Told({}, {:?})", self.topic, self.health)
+    }
+}
+
 struct Tx<D> {
     driver: Arc<D>,
     spec: Arc<ProducerSpec>,
     purpose: Purpose,
     outbox: Arc<Outbox>,
-    health: HealthSetter,
-    hooks: Arc<dyn Hooks>,
+    told: Told,
     env: Env,
     session: Mutex<Stop>,
     stop: Stop,
@@ -44,21 +72,20 @@ impl<D: Driver> Supervised for Tx<D> {
             stop,
             env: self.env.clone(),
             generation,
+            told: self.told.clone(),
         };
         self.driver.open_tx(tx).await
     }
 
     fn running(&self) {
-        self.health.set(HealthState::Running, "", self.env.wall());
-        self.hooks.health(&self.spec.topic, HealthState::Running, "");
+        self.told.tell(HealthState::Running, "");
     }
 
     fn lost(&self, state: HealthState, why: &Error) {
         self.session.lock().cancel();
         tracing::debug!(topic = %self.spec.topic, error = %why, "producer session ended");
         self.outbox.session_lost(&why.to_string());
-        self.health.set(state, why.to_string(), self.env.wall());
-        self.hooks.health(&self.spec.topic, state, &why.to_string());
+        self.told.tell(state, &why.to_string());
     }
 
     fn over(&self, error: Option<Error>) {
@@ -94,11 +121,10 @@ impl Sender {
         let stop = Stop::new();
         let tx = Arc::new(Tx {
             driver,
+            told: Told { topic: spec.topic.clone(), health: health.clone(), hooks, env: env.clone() },
             spec,
             purpose,
             outbox: outbox.clone(),
-            health: health.clone(),
-            hooks,
             env: env.clone(),
             session: Mutex::new(stop.child_token()),
             stop: stop.clone(),

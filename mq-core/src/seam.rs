@@ -7,11 +7,12 @@ use crate::hold::Fenced;
 use crate::lane::Lane;
 use crate::mechanics::Mechanics;
 use crate::outbox::Outbox;
+use crate::producer::Told;
 use crate::resume::{Resume, Unsettled};
 use crate::settles::{SettleQueue, Tally};
 use crate::shared::Shared;
 use futures_core::future::BoxFuture;
-use mq_api::{Capabilities, Durability, Error, EventLog, ProducerSpec, Result, Source, Subscription};
+use mq_api::{Capabilities, Durability, Error, EventLog, HealthState, ProducerSpec, Result, Source, Subscription};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::Future;
@@ -192,8 +193,8 @@ impl Session {
     /// For drivers whose client reconnects by itself: the broker cannot be reached, or (`None`) can again. The session goes on.
     pub fn unreachable(&self, why: Option<String>) {
         match why {
-            Some(why) => self.shared.session_state(mq_api::HealthState::Reconnecting, why),
-            None => self.shared.session_state(mq_api::HealthState::Running, ""),
+            Some(why) => self.shared.session_state(HealthState::Reconnecting, why),
+            None => self.shared.session_state(HealthState::Running, ""),
         }
     }
 
@@ -232,4 +233,17 @@ pub struct TxSession {
     pub env: Env,
     /// 1 for the first session, rising.
     pub generation: u64,
+    pub(crate) told: Told,
+}
+
+impl TxSession {
+    /// For drivers whose client reconnects by itself: the broker cannot be reached, or (`None`) can again. The session goes on.
+    /// May be told as often as it is seen.
+    pub fn unreachable(&self, why: Option<&str>) {
+        // One that was told to end has no say in what the next one is doing.
+        if !self.stop.is_cancelled() {
+            let state = if why.is_some() { HealthState::Reconnecting } else { HealthState::Running };
+            self.told.change(state, why.unwrap_or_default());
+        }
+    }
 }

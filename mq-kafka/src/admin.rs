@@ -62,7 +62,9 @@ pub(crate) fn watermarks(consumer: &BaseConsumer<Ctx>, topic: &str, partition: i
     let look = || consumer.fetch_watermarks(topic, partition, REQUEST);
     let doing = || format!("looking up the ends of '{topic}'");
     let (low, high) = patient(|| look().map_err(|e| fault::error(doing(), e)))?;
-    Ok((u64::try_from(low).unwrap_or_default(), u64::try_from(high).unwrap_or_default()))
+    let low = u64::try_from(low).unwrap_or_default();
+    // They are asked for apart: retention may have taken more than there was when the end was told.
+    Ok((low, u64::try_from(high).unwrap_or_default().max(low)))
 }
 
 fn no_group(topic: &Topic, group: &Group) -> Error {

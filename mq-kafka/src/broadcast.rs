@@ -103,8 +103,7 @@ fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
 
 fn gone(consumer: &BaseConsumer<Ctx>, error: &KafkaError) -> Option<Error> {
     let code = error.rdkafka_error_code()?;
-    let unknown = matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition);
-    if unknown
+    if fault::is_gone(code)
         || code == Code::AllBrokersDown
         || consumer.client().fatal_error().is_some()
         || matches!(error, KafkaError::MessageConsumptionFatal(_))

@@ -28,6 +28,8 @@ struct Told {
     changes: Mutex<VecDeque<Change>>,
     refused: Mutex<Option<(ErrorKind, String)>>,
     down: Mutex<Option<String>>,
+    /// A host of the URL that is none. That alone is no outage: there may be others.
+    unresolved: Mutex<Option<String>>,
     driven: AtomicBool,
     /// When the brokers are named to it again, and the pause before that.
     reminder: Mutex<Option<(Instant, Duration)>>,
@@ -77,6 +79,11 @@ impl Ctx {
     /// Why no broker can be reached, if so.
     pub(crate) fn down(&self) -> Option<String> {
         self.0.down.lock().clone()
+    }
+
+    /// The same, or which host is none: for one who was never connected.
+    pub(crate) fn away(&self) -> Option<String> {
+        self.down().or_else(|| self.0.unresolved.lock().clone())
     }
 
     pub(crate) fn is_up(&self) {
@@ -130,10 +137,10 @@ impl ClientContext for Ctx {
                 let refusal = fault::error("the broker refused", code);
                 *self.0.refused.lock() = Some((kind, format!("{} ({reason})", refusal.context())));
             }
-            ErrorKind::Unavailable | ErrorKind::Disconnected
-                if code == Code::AllBrokersDown || code == Code::Resolve =>
-            {
-                *self.0.down.lock() = Some(reason.to_owned());
+            _ if code == Code::Resolve => *self.0.unresolved.lock() = Some(reason.to_owned()),
+            _ if code == Code::AllBrokersDown => {
+                let host = self.0.unresolved.lock().clone().map(|host| format!("; {host}")).unwrap_or_default();
+                *self.0.down.lock() = Some(format!("{reason}{host}"));
             }
             _ => {}
         }
@@ -351,8 +358,8 @@ pub(crate) fn producer(
         config.set("enable.idempotence", "true");
     }
     // Room for the dead-letter envelope above the largest message.
-    config.set("message.max.bytes", (max_message + ENVELOPE).clamp(1_000_000, 1_000_000_000).to_string());
-    config.set("message.timeout.ms", retry_for.max(SHORTEST_SEND).as_millis().to_string());
+    config.set("message.max.bytes", max_message.saturating_add(ENVELOPE).clamp(1_000_000, 1_000_000_000).to_string());
+    config.set("message.timeout.ms", retry_for.clamp(SHORTEST_SEND, LONGEST_SEND).as_millis().to_string());
     let set = settings.native.iter().filter(|(name, _)| is_producers(name));
     for (name, value) in set.chain(native.iter().map(|(n, v)| (n, v))) {
         config.set(name, value);
@@ -368,6 +375,9 @@ pub(crate) fn says_linger(settings: &Settings, native: &[(String, String)]) -> b
 
 /// Shortest time limit of a message inside librdkafka: less ends idempotence with a fatal error after a short brown-out.
 const SHORTEST_SEND: Duration = Duration::from_secs(10);
+
+/// The longest that it takes, 24 days: later the outbox tries again by itself.
+const LONGEST_SEND: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// Room for the headers of an envelope, and for our own.
 pub(crate) const ENVELOPE: usize = 64 << 10;

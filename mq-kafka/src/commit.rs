@@ -248,13 +248,8 @@ fn look(consumer: &BaseConsumer<Ctx>, topic: &str, id: Option<TopicId>) -> Resul
     let limit = Duration::from_secs(2);
     let doing = || format!("looking up topic '{topic}'");
     let found = consumer.fetch_metadata(Some(topic), limit).map_err(|e| fault::error(doing(), e))?;
-    let there = found.topics().iter().any(|t| {
-        let unknown = matches!(
-            t.error().map(Code::from),
-            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition)
-        );
-        t.name() == topic && !unknown
-    });
+    let there =
+        found.topics().iter().any(|t| t.name() == topic && !t.error().map(Code::from).is_some_and(fault::is_gone));
     if !there || id.is_none() {
         return Ok(there);
     }

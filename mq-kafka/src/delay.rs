@@ -1,6 +1,8 @@
-//! Delays longer than a member holds in memory: retry topics of the group. Five of them, by length of the delay, so that
-//! messages of one topic come due nearly in the order they were written; the first also takes what is redriven.
+//! Delays longer than a member holds in memory: retry topics of the group. Six of them, by length of the delay, so that
+//! messages of one topic come due nearly in the order they were written; the first also takes what is redriven. The last keeps
+//! what it takes until the group is deleted: any other retention would be shorter than some delay.
 
+use crate::topology::Wanted;
 use mq_api::{Group, Topic};
 use std::time::{Duration, SystemTime};
 
@@ -18,12 +20,14 @@ pub(crate) const STAMP: &str = "mq-timestamp";
 pub(crate) const ONLY: &str = "mq-redriven-to";
 
 /// Ends of the classes, and their names.
-const CLASSES: [(Duration, &str); 5] = [
+const CLASSES: [(Duration, &str); 6] = [
     (Duration::from_secs(66), "retry"),
     (Duration::from_secs(330), "retry-5m"),
     (Duration::from_secs(1_980), "retry-30m"),
     (Duration::from_secs(23_760), "retry-6h"),
-    (Duration::MAX, "retry-long"),
+    // Two weeks are kept, and one who is late has two days for it.
+    (Duration::from_secs(12 * 24 * 3600), "retry-long"),
+    (Duration::MAX, "retry-longest"),
 ];
 
 /// The retry topics of a group.
@@ -35,10 +39,19 @@ impl RetryTopics {
         Self(CLASSES.iter().map(|(_, name)| format!("{topic}..{group}..{name}")).collect())
     }
 
+    fn at(after: Duration) -> usize {
+        CLASSES.iter().position(|(end, _)| after <= *end).unwrap_or(CLASSES.len() - 1)
+    }
+
     /// The one for a delay.
     pub(crate) fn of(&self, after: Duration) -> &str {
-        let at = CLASSES.iter().position(|(end, _)| after <= *end).unwrap_or(CLASSES.len() - 1);
-        &self.0[at]
+        &self.0[Self::at(after)]
+    }
+
+    /// The same, as it has to be.
+    pub(crate) fn wanted(&self, after: Duration) -> Wanted {
+        let at = Self::at(after);
+        Wanted::retries(self.0[at].clone(), at == CLASSES.len() - 1)
     }
 
     /// The one that is made at subscribe, and takes what is redriven.
@@ -97,6 +110,7 @@ mod tests {
         assert_eq!(topics.of(Duration::from_secs(31)), "orders..billing..retry");
         assert_eq!(topics.of(Duration::from_secs(132)), "orders..billing..retry-5m");
         assert_eq!(topics.of(Duration::from_secs(1_000_000)), "orders..billing..retry-long");
+        assert_eq!(topics.of(Duration::from_secs(12 * 24 * 3600 + 1)), "orders..billing..retry-longest");
     }
 
     #[test]

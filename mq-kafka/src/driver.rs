@@ -164,7 +164,7 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
     }];
     wanted.extend(sub.dead_letter_topic().map(|t| Wanted::letters(t.as_str().to_owned())));
     if with_retries {
-        wanted.push(Wanted::retries(retries.first().to_owned()));
+        wanted.push(retries.wanted(Duration::ZERO));
     }
     let counts = cluster.provision(&wanted, sub.provisioning)?;
     let partitions = match counts.first() {

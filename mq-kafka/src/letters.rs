@@ -7,7 +7,7 @@ use crate::commit::Mark;
 use crate::delay::{ATTEMPT, ONLY, RetryTopics, STAMP, Special};
 use crate::group;
 use crate::record::{Record, SPAN};
-use crate::topology::{Cluster, LARGEST, REQUEST, Wanted, options};
+use crate::topology::{Cluster, LARGEST, REQUEST, options};
 use crate::{fault, start, wire};
 use mq_api::{DeadLetter, Error, ErrorKind, Group, Position, Provisioning, Result, Topic};
 use mq_core::redrive::{self, DeadLetterStore};
@@ -219,11 +219,13 @@ impl Store {
                 config.create_with_context(Ctx::default()).map_err(|e| fault::error("making a producer", e))?;
             let name = match marked {
                 true => topic.as_str().to_owned(),
-                false => RetryTopics::new(&topic, &group).first().to_owned(),
+                false => {
+                    let wanted = RetryTopics::new(&topic, &group).wanted(Duration::ZERO);
+                    let name = wanted.name.clone();
+                    c.provision(&[wanted], Provisioning::Create)?;
+                    name
+                }
             };
-            if !marked {
-                c.provision(&[Wanted::retries(name.clone())], Provisioning::Create)?;
-            }
             Ok(Way { producer, topic: name, marked })
         };
         self.way.get_or_try_init(|| self.cluster.blocking(open)).await

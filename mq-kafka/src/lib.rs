@@ -43,7 +43,9 @@
 //!
 //! Delays up to 30 s are held in memory within `max_parked`; longer ones, and those past the bound, are copied to the retry
 //! topics and the original is acknowledged once the copy is confirmed. Under `PerKey` all are held in memory. Attempt numbers
-//! are "at least". The lease is the session time-out.
+//! are "at least". The lease is the session time-out. Retry topics keep two weeks; delays over twelve days go to
+//! `{topic}..{group}..retry-longest`, which keeps everything until the group is deleted. Where topics are not made (`Verify`,
+//! `None`) the first, `{topic}..{group}..retry`, has to be there and takes what would go to one that is not.
 //!
 //! # Reconnect
 //!
@@ -91,6 +93,7 @@ mod letters;
 mod member;
 mod partition;
 mod record;
+mod relay;
 mod reports;
 mod send;
 mod spread;

@@ -4,7 +4,7 @@ use crate::client::Ctx;
 use crate::fault;
 use crate::ffi::{Report, Reports};
 use crate::spread::Spread;
-use mq_api::{Durability, Outcome, Position, Receipt, SendResult};
+use mq_api::{Durability, Error, ErrorKind, Outcome, Position, Receipt, SendResult};
 use mq_core::Outbox;
 use parking_lot::Mutex;
 use rdkafka::error::RDKafkaErrorCode as Code;
@@ -23,6 +23,19 @@ const GATHER: usize = 4_096;
 pub(crate) struct Down {
     pub(crate) is: AtomicBool,
     pub(crate) changed: Notify,
+    why: Mutex<String>,
+}
+
+impl Down {
+    /// Why, as far as the client told.
+    pub(crate) fn why(&self) -> String {
+        self.why.lock().clone()
+    }
+
+    pub(crate) fn is_over(&self) {
+        self.is.store(false, Ordering::Release);
+        self.why.lock().clear();
+    }
 }
 
 /// Reads delivery reports.
@@ -32,8 +45,10 @@ pub(crate) struct Reader {
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) level: Durability,
-    pub(crate) fatal: Arc<Notify>,
+    pub(crate) anew: Arc<Notify>,
     pub(crate) topic: String,
+    /// Whether a topic that is gone is made again.
+    pub(crate) makes: bool,
     pub(crate) odd: Arc<Odd>,
 }
 
@@ -74,10 +89,11 @@ impl Reader {
                 Err(fault::send_error(&self.topic, Code::InvalidDifferentRecord, Outcome::NotSent))
             }
             Some(code) => {
-                if code == Code::Fatal || self.producer.client().fatal_error().is_some() {
-                    self.fatal.notify_one();
+                let gone = self.makes && fault::is_gone(code);
+                if gone || code == Code::Fatal || self.producer.client().fatal_error().is_some() {
+                    self.anew.notify_one();
                 }
-                Err(fault::send_error(&self.topic, code, fault::outcome(code, report.persisted)))
+                Err(refused(&self.topic, code, fault::outcome(code, report.persisted), gone))
             }
         };
         (report.ticket, result)
@@ -86,12 +102,33 @@ impl Reader {
     fn error(&self, code: Code, reason: String) {
         tracing::debug!(target: "librdkafka", ?code, "{reason}");
         if code == Code::Fatal {
-            self.fatal.notify_one();
+            self.anew.notify_one();
+        }
+        match fault::kind(code) {
+            ErrorKind::Auth | ErrorKind::Tls | ErrorKind::Permission => *self.down.why.lock() = reason,
+            _ if code == Code::AllBrokersDown => {
+                // A refusal says more than that nobody is left.
+                let mut why = self.down.why.lock();
+                if why.is_empty() {
+                    *why = format!("no broker can be reached: {reason}");
+                }
+            }
+            _ => {}
         }
         if code == Code::AllBrokersDown {
             self.down.is.store(true, Ordering::Release);
             self.down.changed.notify_one();
         }
+    }
+}
+
+/// The error of a message; `gone`: its topic is, and is made again by those who made it, so that it may be tried again.
+pub(crate) fn refused(topic: &str, code: Code, outcome: Outcome, gone: bool) -> Error {
+    match (gone, outcome) {
+        (false, _) => fault::send_error(topic, code, outcome),
+        // What is not there has no say in what is stored.
+        (true, Outcome::Rejected) => fault::send_error(topic, code, Outcome::NotSent).of_kind(ErrorKind::Unavailable),
+        (true, _) => fault::send_error(topic, code, outcome).of_kind(ErrorKind::Unavailable),
     }
 }
 

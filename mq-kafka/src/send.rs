@@ -6,22 +6,21 @@
 //! request with the first message that it sees, which costs a stream of messages twice the processor time.
 
 use crate::client::{self, Ctx};
-use crate::delay::{self, RetryTopics};
+use crate::delay;
 use crate::driver::{or_panicked, spawn};
 use crate::ffi;
-use crate::reports::{Down, Odd, Reader};
+use crate::relay::Relay;
+use crate::reports::{Down, Odd, Reader, refused};
 use crate::spread::Spread;
 use crate::topology::{Cluster, LARGEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
 use mq_api::{Durability, Envelope, Error, ErrorKind, Outcome, Provisioning, Result, Start};
 use mq_core::{End, Outbox, Outgoing, Purpose, Run, Stop, Target, TxSession};
-use parking_lot::Mutex;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::OwnedHeaders;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer, PurgeConfig};
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -71,18 +70,9 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
                 .await?;
             None
         }
-        Purpose::Relay(sub) => {
-            let Some(group) = sub.group_name() else {
-                return Err(Error::new(ErrorKind::Other, "a relay without group"));
-            };
-            Some(Relay {
-                retries: RetryTopics::new(&sub.topic, group),
-                provisioning: sub.provisioning,
-                made: Mutex::default(),
-            })
-        }
+        Purpose::Relay(sub) => Some(Relay::new(sub)?),
     };
-    let fatal = Arc::new(Notify::new());
+    let anew = Arc::new(Notify::new());
     let writer = Writer {
         cluster,
         level,
@@ -92,8 +82,9 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         native,
         outbox: tx.outbox.clone(),
         stop: tx.stop.clone(),
+        makes: relay.as_ref().map_or(spec.provisioning == Provisioning::Create, |relay| relay.makes),
         relay,
-        fatal: fatal.clone(),
+        anew: anew.clone(),
         open: None,
     };
     // The program's producer is made at once, so that wrong properties fail now. A relay's when it is first needed: most
@@ -103,26 +94,30 @@ pub(crate) async fn open(cluster: Arc<Cluster>, level: Durability, tx: TxSession
         Purpose::Relay(_) => writer,
     };
     let (threads, handle) = (writer.cluster.threads.clone(), tx.env.handle().clone());
-    let (ended, _) = spawn(&threads, "anymq-kafka-wr", move || Ok(handle.block_on(run(writer, tx, fatal))))?;
+    let (ended, _) = spawn(&threads, "anymq-kafka-wr", move || Ok(handle.block_on(run(writer, tx, anew))))?;
     Ok(Box::pin(async move { or_panicked("writing", ended.await) }))
 }
 
-async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
+async fn run(mut writer: Writer, tx: TxSession, anew: Arc<Notify>) -> End {
     let mut batch = Vec::new();
     loop {
         // While no broker can be reached nothing is handed to librdkafka, so that it is known not to be written.
-        if writer.is_down() {
+        if let Some(why) = writer.down() {
+            tx.unreachable(Some(&why));
             tokio::select! { biased;
                 () = tx.stop.cancelled() => break,
                 () = writer.await_up() => {}
+            }
+            if writer.down().is_none() {
+                tx.unreachable(None);
             }
             continue;
         }
         tokio::select! { biased;
             () = tx.stop.cancelled() => break,
-            () = fatal.notified() => {
+            () = anew.notified() => {
                 let why = writer.open.as_ref().and_then(|o| o.producer.client().fatal_error());
-                let text = why.map_or_else(|| "the producer failed".to_owned(), |(_, text)| text);
+                let text = why.map_or_else(|| "a topic is gone".to_owned(), |(_, text)| text);
                 writer.close().await;
                 return End::Lost(Error::new(ErrorKind::Disconnected, format!("the producer has to be made anew: {text}")));
             }
@@ -156,13 +151,6 @@ async fn run(mut writer: Writer, tx: TxSession, fatal: Arc<Notify>) -> End {
     End::Closed
 }
 
-struct Relay {
-    retries: RetryTopics,
-    provisioning: Provisioning,
-    /// Retry topics that were seen to exist.
-    made: Mutex<HashSet<String>>,
-}
-
 struct Writer {
     cluster: Arc<Cluster>,
     level: Durability,
@@ -173,7 +161,10 @@ struct Writer {
     outbox: Arc<Outbox>,
     stop: Stop,
     relay: Option<Relay>,
-    fatal: Arc<Notify>,
+    /// Whether a topic that is gone is made again.
+    makes: bool,
+    /// Told when the producer has to be made anew.
+    anew: Arc<Notify>,
     open: Option<Open>,
 }
 
@@ -208,8 +199,8 @@ impl Writer {
     /// Makes the producer: off the runtime, since it reads certificates and starts threads.
     async fn opened(mut self) -> Result<Self> {
         let config = client::producer(&self.cluster.settings, self.max_message, self.retry_for, &self.native);
-        let (level, outbox, fatal) = (self.level, self.outbox.clone(), self.fatal.clone());
-        let topic = self.topic.clone();
+        let (level, outbox, anew) = (self.level, self.outbox.clone(), self.anew.clone());
+        let (topic, makes) = (self.topic.clone(), self.makes);
         let gathers = client::says_linger(&self.cluster.settings, &self.native);
         let open = self.cluster.blocking(move |_| {
             let made =
@@ -229,8 +220,9 @@ impl Writer {
                 stop: stop.clone(),
                 outbox,
                 level,
-                fatal,
+                anew,
                 topic,
+                makes,
             };
             let thread = std::thread::Builder::new().name("anymq-kafka-tx".to_owned()).spawn(move || reader.run());
             let thread =
@@ -246,8 +238,10 @@ impl Writer {
         self.open.as_ref().map_or(0, |open| usize::try_from(open.producer.in_flight_count()).unwrap_or_default())
     }
 
-    fn is_down(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| open.down.is.load(Ordering::Acquire))
+    /// Why no broker can be reached, if so.
+    fn down(&self) -> Option<String> {
+        let down = &self.open.as_ref()?.down;
+        down.is.load(Ordering::Acquire).then(|| down.why())
     }
 
     async fn went_down(&self) {
@@ -275,7 +269,7 @@ impl Writer {
             }
         });
         match asked.await {
-            Ok(()) => open.down.is.store(false, Ordering::Release),
+            Ok(()) => open.down.is_over(),
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     }
@@ -306,8 +300,7 @@ impl Writer {
             }
             Target::Retry { after, attempt, .. } => {
                 let Some(relay) = &self.relay else { return Err(no_relay()) };
-                let topic = relay.retries.of(*after);
-                self.ensure(relay, topic).await?;
+                let topic = relay.retry(&self.cluster, *after).await?;
                 let due = now.saturating_add(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
                 let (due, attempt, stamp) = (due.to_string(), attempt.to_string(), stamp.to_string());
                 let extra = [
@@ -319,6 +312,9 @@ impl Writer {
             }
             Target::DeadLetter(envelope) => {
                 let topic = format!("{}..{}..dlq", envelope.topic, envelope.group);
+                if let Some(relay) = &self.relay {
+                    relay.letters(&self.cluster, &topic).await?;
+                }
                 let mut envelope: Envelope = (**envelope).clone();
                 if envelope.partition.is_none() {
                     // It came by a retry topic: its place there says nothing of its source.
@@ -330,18 +326,6 @@ impl Writer {
                 Ok(Place { topic: topic.into(), headers: wire::headers(&letter, &extra), stamp: now, now })
             }
         }
-    }
-
-    /// Makes a retry topic at its first use.
-    async fn ensure(&self, relay: &Relay, topic: &str) -> Result<()> {
-        if relay.provisioning == Provisioning::None || relay.made.lock().contains(topic) {
-            return Ok(());
-        }
-        let (wanted, how) = (Wanted::retries(topic.to_owned()), relay.provisioning);
-        let made = self.cluster.blocking(move |cluster| cluster.provision(&[wanted], how)).await;
-        made.map_err(|e| e.with_outcome(Outcome::NotSent))?;
-        relay.made.lock().insert(topic.to_owned());
-        Ok(())
     }
 
     async fn write(&self, outgoing: &Outgoing) -> Result<()> {
@@ -369,11 +353,12 @@ impl Writer {
                 }
                 Err((error, _)) => {
                     let code = error.rdkafka_error_code().unwrap_or(Code::Fail);
-                    if code == Code::Fatal {
-                        self.fatal.notify_one();
+                    let gone = self.makes && fault::is_gone(code);
+                    if gone || code == Code::Fatal {
+                        self.anew.notify_one();
                     }
                     open.odd.take(outgoing.ticket);
-                    return Err(fault::send_error(&place.topic, code, Outcome::NotSent));
+                    return Err(refused(&place.topic, code, Outcome::NotSent, gone));
                 }
             }
         }

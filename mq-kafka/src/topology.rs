@@ -4,7 +4,7 @@ use crate::client::{self, Ctx};
 use crate::fault;
 use crate::ffi::{self, TopicId};
 use crate::threads::Threads;
-use crate::url::Settings;
+use crate::url::{Settings, check_partitions};
 use mq_api::{Durability, Error, ErrorKind, Group, Provisioning, Result, Retention, Topic};
 use mq_core::{Env, Lane};
 use parking_lot::{Mutex, RwLock};
@@ -47,7 +47,9 @@ impl Wanted {
         retention: Option<Retention>,
         max_message: usize,
     ) -> Result<Self> {
-        let mut config = vec![("max.message.bytes", (max_message + client::ENVELOPE).max(MAX_BATCH).to_string())];
+        asked.map_or(Ok(()), check_partitions)?;
+        let largest = max_message.saturating_add(client::ENVELOPE).max(MAX_BATCH);
+        let mut config = vec![("max.message.bytes", largest.to_string())];
         let refuse = |what: &str, instead: &str| Err(Error::unsupported("kafka", what, instead));
         match retention {
             None => {}
@@ -82,9 +84,14 @@ impl Wanted {
         Self { name, asked: None, otherwise: 1, config }
     }
 
-    /// Retries: a few partitions, so that members share them.
-    pub(crate) fn retries(name: String) -> Self {
-        Self { otherwise: 4, ..Self::letters(name) }
+    /// Retries: a few partitions, so that members share them. `for_good`: whatever it takes is kept.
+    pub(crate) fn retries(name: String, for_good: bool) -> Self {
+        let mut wanted = Self { otherwise: 4, ..Self::letters(name) };
+        if for_good {
+            wanted.config.retain(|(name, _)| *name != "retention.ms");
+            wanted.config.push(("retention.ms", "-1".to_owned()));
+        }
+        wanted
     }
 }
 
@@ -257,7 +264,7 @@ impl Cluster {
                     if let Some(refusal) = self.ctx.refused() {
                         return Err(refusal);
                     }
-                    let why = self.ctx.down().map(|d| format!(" ({d})")).unwrap_or_default();
+                    let why = self.ctx.away().map(|d| format!(" ({d})")).unwrap_or_default();
                     let text = format!(
                         "no broker of {} answered within {limit:?}{why}; is it running, and host and port right?",
                         self.settings.brokers
@@ -332,7 +339,7 @@ impl Cluster {
         let Some(found) = found.topics().iter().find(|t| t.name() == topic) else { return Ok(None) };
         match found.error().map(Code::from) {
             None => {}
-            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => return Ok(None),
+            Some(code) if fault::is_gone(code) => return Ok(None),
             Some(Code::LeaderNotAvailable) => return Ok(Some((found.partitions().len() as u32, false, 1))),
             Some(code) => return Err(fault::coded(doing(), code)),
         }
@@ -390,7 +397,9 @@ impl Cluster {
         let made = self.env.handle().block_on(admin.create_topics(&topics, &options()));
         for (result, topic) in made.map_err(|e| fault::error("creating topics", e))?.into_iter().zip(missing) {
             match result {
-                Ok(name) => tracing::warn!(topic = name, partitions = topic.otherwise, "topic created"),
+                Ok(name) => {
+                    tracing::warn!(topic = name, partitions = topic.asked.unwrap_or(topic.otherwise), "topic created");
+                }
                 Err((_, Code::TopicAlreadyExists)) => {}
                 // With the cluster's own default it means that brokers are missing just now.
                 Err((name, code @ Code::InvalidReplicationFactor)) if replication < 0 => {

@@ -1,6 +1,6 @@
 //! The connection URL: strict parsing, and what of librdkafka may be passed through.
 
-use mq_api::{Error, ErrorKind, Result};
+use mq_api::{Error, ErrorKind, LONGEST, Result};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
@@ -30,6 +30,10 @@ pub(crate) struct Settings {
     /// Properties of librdkafka made from the other parameters, and those passed through.
     pub(crate) native: BTreeMap<String, String>,
 }
+
+/// librdkafka's own bounds.
+const LONGEST_SESSION: Duration = Duration::from_secs(3600);
+const MOST_PARTITIONS: u32 = 100_000;
 
 const ALLOWED: &str = "connect_timeout, partitions, replication, min_session, sasl, ca, cert, key, key_password, \
     client_id, rack, instance_id, group_protocol, compression, address_family, and librdkafka.<property>";
@@ -93,15 +97,28 @@ fn bad(text: String) -> Error {
     Error::new(ErrorKind::Config, text)
 }
 
-fn duration(name: &str, text: &str) -> Result<Duration> {
+fn duration(name: &str, text: &str, longest: Duration) -> Result<Duration> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let number: Option<u64> = digits.parse().ok();
-    match (number, unit) {
-        (Some(n), "ms") => Ok(Duration::from_millis(n)),
-        (Some(n), "s") => Ok(Duration::from_secs(n)),
-        (Some(n), "m") => Ok(Duration::from_secs(n.saturating_mul(60))),
-        _ => Err(bad(format!("URL parameter {name}={text} is not a duration; write 500ms, 30s or 2m"))),
+    let time = match (number, unit) {
+        (Some(n), "ms") => Duration::from_millis(n),
+        (Some(n), "s") => Duration::from_secs(n),
+        (Some(n), "m") => Duration::from_secs(n.saturating_mul(60)),
+        _ => return Err(bad(format!("URL parameter {name}={text} is not a duration; write 500ms, 30s or 2m"))),
+    };
+    if time > longest {
+        Err(bad(format!("URL parameter {name}={text} is too long; at most {longest:?}")))
+    } else {
+        Ok(time)
+    }
+}
+
+/// Whether a topic can have so many partitions.
+pub(crate) fn check_partitions(n: u32) -> Result<()> {
+    match n > MOST_PARTITIONS {
+        true => Err(bad(format!("{n} partitions are asked for, and librdkafka makes at most {MOST_PARTITIONS}"))),
+        false => Ok(()),
     }
 }
 
@@ -186,15 +203,22 @@ impl Settings {
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let mut native = |property: &str| self.native.insert(property.to_owned(), value.to_owned());
         match name {
-            "connect_timeout" => self.connect_timeout = duration(name, value)?,
+            "connect_timeout" => self.connect_timeout = duration(name, value, LONGEST)?,
             "partitions" => {
                 self.partitions = number(name, value)?;
                 if self.partitions == 0 {
                     return Err(bad("URL parameter partitions=0 makes no topic; use 1 or more".to_owned()));
                 }
+                check_partitions(self.partitions)?;
             }
-            "replication" => self.replication = number(name, value)?,
-            "min_session" => self.min_session = Some(duration(name, value)?),
+            "replication" => {
+                self.replication = number(name, value)?;
+                if self.replication < 1 && self.replication != -1 {
+                    let text = format!("URL parameter replication={value} is no number of copies; 1 or more, or -1");
+                    return Err(bad(text));
+                }
+            }
+            "min_session" => self.min_session = Some(duration(name, value, LONGEST_SESSION)?),
             "sasl" => {
                 one_of(name, value, &["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"])?;
                 self.mechanism = value.to_ascii_uppercase();
@@ -279,6 +303,11 @@ mod tests {
             ("kafka://h?connect_timeout=30", "connect_timeout"),
             ("kafka://h?partitions=0", "partitions"),
             ("kafka://h?partitions=x", "partitions"),
+            ("kafka://h?partitions=4294967295", "partitions"),
+            ("kafka://h?replication=0", "replication"),
+            ("kafka://h?replication=-2", "replication"),
+            ("kafka://h?connect_timeout=18446744073709551615m", "connect_timeout"),
+            ("kafka://h?min_session=61m", "min_session"),
             ("kafka://h?compression=rar", "compression"),
             ("kafka://h?librdkafka.acks=1", "acks"),
             ("kafka://h?librdkafka.enable.auto.commit=true", "enable.auto.commit"),

@@ -4,6 +4,9 @@
 pub(crate) mod bed;
 
 use mq_api::Broker;
+use rdkafka::admin::AdminClient;
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +25,11 @@ impl World {
 
     pub(crate) fn topic(&self, name: &str) -> String {
         format!("{name}.{}", self.run)
+    }
+
+    /// What an operator does.
+    pub(crate) fn admin(&self) -> AdminClient<DefaultClientContext> {
+        ClientConfig::new().set("bootstrap.servers", self.url.trim_start_matches("kafka://")).create().unwrap()
     }
 
     pub(crate) async fn connect(&self) -> Arc<dyn Broker> {
