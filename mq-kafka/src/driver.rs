@@ -13,6 +13,7 @@ use mq_api::{Capabilities, Durability, Error, ErrorKind, Event, Gap, GapCause, M
 use mq_core::{Driver, End, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSession};
 use parking_lot::Mutex;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -68,8 +69,10 @@ impl Driver for Kafka {
         let (mut ended, driver) = spawn(&self.cluster.threads, "anymq-kafka", move || {
             main.wake.set(std::thread::current()).ok();
             let topic = session.subscription.topic.shared_name();
-            let mut members =
-                vec![Member::new(Role::Main, cluster.clone(), topic, main.reading, main.consumer, session.clone())?];
+            let mut first =
+                Member::new(Role::Main, cluster.clone(), topic, main.reading, main.consumer, session.clone())?;
+            first.begun = main.begun;
+            let mut members = vec![first];
             if let Some(retries) = retries {
                 retries.wake.set(std::thread::current()).ok();
                 let topic = retries.topic.into();
@@ -147,6 +150,8 @@ struct Joining {
     topic: String,
     consumer: Arc<BaseConsumer<Ctx>>,
     reading: Reading,
+    /// Partitions in which the group had begun.
+    begun: BTreeSet<i32>,
     wake: Arc<OnceLock<std::thread::Thread>>,
 }
 
@@ -181,9 +186,9 @@ fn join(cluster: &Cluster, session: &Session) -> Result<(Joining, Option<Joining
     let known = session.again;
     let first = if known { Start::Oldest } else { sub.start };
     let left = |partition| cluster.left_at(session.consumer, &id, topic, partition);
-    start::begin(&main.consumer, topic, partitions, first, sub.provisioning, left)?;
+    let begun = start::begin(&main.consumer, topic, partitions, first, sub.provisioning, left)?;
     subscribe(&main, &[topic])?;
-    let main = Joining { topic: topic.to_owned(), reading, ..main };
+    let main = Joining { topic: topic.to_owned(), reading, begun, ..main };
     if !with_retries {
         return Ok((main, None));
     }
@@ -209,7 +214,8 @@ fn consumer(cluster: &Cluster, session: &Session, group: &str, native: &[(String
             thread.unpark();
         }
     });
-    Ok(Joining { topic: String::new(), reading: Reading::default(), consumer: Arc::new(made), wake })
+    let (topic, reading, begun) = (String::new(), Reading::default(), BTreeSet::new());
+    Ok(Joining { topic, reading, begun, consumer: Arc::new(made), wake })
 }
 
 fn subscribe(joining: &Joining, topics: &[&str]) -> Result<()> {

@@ -25,7 +25,7 @@ pub(crate) fn begin(
     native: &[(String, String)],
 ) -> Result<()> {
     let partitions = existing(cluster, topic)?;
-    start::begin(&visitor(cluster, group, native)?, topic, partitions, start, how, |_| None)
+    start::begin(&visitor(cluster, group, native)?, topic, partitions, start, how, |_| None).map(drop)
 }
 
 /// The partitions of a topic that has to exist.

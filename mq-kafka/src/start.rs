@@ -11,6 +11,7 @@ use mq_api::{Error, ErrorKind, Provisioning, ReplayFrom, Result, Start};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::{Offset, TopicPartitionList};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Under `verify` a group has to be there; it is there when something is committed.
@@ -88,10 +89,12 @@ pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32
         _ => {
             for partition in 0..partitions {
                 let (low, high) = watermarks(partition)?;
+                // They are asked for apart: retention may have taken more than there was when the end was told.
+                let (low, high) = (low as u64, high.max(low) as u64);
                 out.push(match start {
-                    Start::Latest => high as u64,
-                    Start::Replay(ReplayFrom::Position(p)) => p.major.clamp(low as u64, high as u64),
-                    _ => low as u64,
+                    Start::Latest => high,
+                    Start::Replay(ReplayFrom::Position(p)) => p.major.clamp(low, high),
+                    _ => low,
                 });
             }
         }
@@ -100,7 +103,8 @@ pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32
 }
 
 /// Commits the start of a group that has none yet. An existing group goes on where it was; partitions that were added to its
-/// topic start at their first message. `left`: where a partition was left, by one who has read of it before. Blocks.
+/// topic start at their first message. `left`: where a partition was left, by one who has read of it before. Says in which
+/// partitions it had begun before. Blocks.
 pub(crate) fn begin(
     consumer: &BaseConsumer<Ctx>,
     topic: &str,
@@ -108,15 +112,16 @@ pub(crate) fn begin(
     start: Start,
     how: Provisioning,
     left: impl Fn(i32) -> Option<u64>,
-) -> Result<()> {
+) -> Result<BTreeSet<i32>> {
     let known = committed(consumer, topic, partitions)?;
-    if known.iter().all(|e| e.offset >= 0) {
-        return Ok(());
+    let begun = known.iter().filter(|e| e.offset >= 0).map(|e| e.partition).collect::<BTreeSet<_>>();
+    if begun.len() == known.len() {
+        return Ok(begun);
     }
-    if how == Provisioning::Verify && known.iter().all(|e| e.offset < 0) {
+    if how == Provisioning::Verify && begun.is_empty() {
         return Err(no_group(topic));
     }
-    let start = if known.iter().any(|e| e.offset >= 0) { Start::Oldest } else { start };
+    let start = if begun.is_empty() { start } else { Start::Oldest };
     let offsets = resolve(consumer, topic, partitions, start)?;
     let marks: Vec<Mark> = known
         .iter()
@@ -130,9 +135,9 @@ pub(crate) fn begin(
         })
         .collect();
     match commit_within(consumer, &marks, REQUEST) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(begun),
         // Another member is there: the group began, by that one's start.
-        Err(Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress) => Ok(()),
+        Err(Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress) => Ok(begun),
         Err(code) => {
             let error = fault::coded(format_args!("committing where the group starts in '{topic}'"), code);
             Err(match error.kind() {

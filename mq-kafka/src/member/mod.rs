@@ -17,7 +17,7 @@ use mq_core::Session;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rounds::Flight;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::task::Context;
 use std::thread::Thread;
@@ -71,6 +71,8 @@ pub(crate) struct Member {
     looking: bool,
     next_look: Instant,
     joined: bool,
+    /// Partitions in which the group had begun when it joined.
+    pub(crate) begun: BTreeSet<i32>,
     /// Partitions whose loss was told.
     told: HashSet<i32>,
     unreachable: bool,
@@ -114,6 +116,7 @@ impl Member {
             looking: false,
             next_look: Instant::now(),
             joined: false,
+            begun: BTreeSet::new(),
             told: HashSet::new(),
             unreachable: false,
             asking_why: false,
@@ -163,7 +166,7 @@ impl Member {
             return;
         }
         match error.rdkafka_error_code() {
-            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
+            Some(code) if crate::fault::is_gone(code) => {
                 self.wants_look |= self.role == Role::Main;
             }
             Some(

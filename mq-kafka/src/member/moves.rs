@@ -111,7 +111,10 @@ impl Member {
         };
         self.session.trouble("offsets", None);
         let sub = &self.session.subscription;
-        if sub.provisioning == Provisioning::Verify && self.role == Role::Main && entries.iter().all(|e| e.fresh) {
+        // Others are new in the topic: nothing can be committed of them yet.
+        let mut begun = entries.iter().filter(|e| self.begun.contains(&e.entry.partition)).peekable();
+        let lost = self.role == Role::Main && begun.peek().is_some() && begun.all(|e| e.fresh);
+        if lost && sub.provisioning == Provisioning::Verify {
             // It was there when the session began: lost since. Only what this program made is made again.
             self.moving = Some(Moving::Loading { list });
             self.news.push(News::Gone(no_group(sub.topic.as_str())));
