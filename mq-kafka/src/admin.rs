@@ -1,6 +1,7 @@
 //! Looking and tidying. Offsets, watermarks and group descriptions come from the brokers; what is in hand only the member
 //! itself knows, so counts of other processes' hands are bounds, never guesses.
 
+use crate::backlog::{backlog, standing};
 use crate::client::Ctx;
 use crate::commit::{Mark, commit_within};
 use crate::delay::{RetryTopics, retry_group};
@@ -11,8 +12,8 @@ use crate::record::Record;
 use crate::topology::{Cluster, REQUEST, Wanted, options, patient};
 use crate::{fault, start};
 use mq_api::{
-    Admin, Backlog, Count, DeadLetter, Error, ErrorKind, Group, GroupInfo, PendingDelivery, Provisioning,
-    RedriveOptions, RedriveReport, Result, Start, Topic, TopicInfo, TopicSpec, async_trait,
+    Admin, Backlog, DeadLetter, Error, ErrorKind, Group, GroupInfo, PendingDelivery, Provisioning, RedriveOptions,
+    RedriveReport, Result, Start, Topic, TopicInfo, TopicSpec, async_trait,
 };
 use mq_core::redrive;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -30,34 +31,6 @@ impl KafkaAdmin {
     }
 }
 
-/// What is known of a group at one moment.
-pub(crate) struct Standing {
-    /// Not settled, by the offsets: those in hand or delayed included.
-    pub(crate) lag: u64,
-    /// Whether the group has begun.
-    pub(crate) begun: bool,
-}
-
-/// How far a group is in a topic. Blocks.
-pub(crate) fn standing(cluster: &Cluster, topic: &str, id: &str) -> Result<Standing> {
-    let Some(partitions) = cluster.partitions(topic)? else { return Ok(Standing { lag: 0, begun: false }) };
-    let visitor = group::visitor(cluster, id, &[])?;
-    let mut standing = Standing { lag: 0, begun: false };
-    for entry in start::committed(&visitor, topic, partitions)? {
-        let (low, high) = watermarks(&visitor, topic, entry.partition)?;
-        let Ok(offset) = u64::try_from(entry.offset) else {
-            standing.lag += high - low;
-            continue;
-        };
-        standing.begun = true;
-        let base = offset.max(low);
-        let known = Record::decode(offset, &entry.metadata).unwrap_or_default();
-        let done: u64 = known.done.iter().map(|(first, end)| end.min(&high).saturating_sub(*first.max(&base))).sum();
-        standing.lag += high.saturating_sub(base).saturating_sub(done);
-    }
-    Ok(standing)
-}
-
 pub(crate) fn watermarks(consumer: &BaseConsumer<Ctx>, topic: &str, partition: i32) -> Result<(u64, u64)> {
     let look = || consumer.fetch_watermarks(topic, partition, REQUEST);
     let doing = || format!("looking up the ends of '{topic}'");
@@ -67,43 +40,12 @@ pub(crate) fn watermarks(consumer: &BaseConsumer<Ctx>, topic: &str, partition: i
     Ok((low, u64::try_from(high).unwrap_or_default().max(low)))
 }
 
-fn no_group(topic: &Topic, group: &Group) -> Error {
+pub(crate) fn no_group(topic: &Topic, group: &Group) -> Error {
     Error::new(ErrorKind::NotFound, format!("topic '{topic}' has no group '{group}'"))
 }
 
-fn no_topic(topic: &Topic) -> Error {
+pub(crate) fn no_topic(topic: &Topic) -> Error {
     Error::new(ErrorKind::NotFound, format!("there is no topic '{topic}'"))
-}
-
-fn backlog(cluster: &Cluster, topic: &Topic, group: &Group) -> Result<Backlog> {
-    if cluster.partitions(topic.as_str())?.is_none() {
-        return Err(no_topic(topic));
-    }
-    let id = group_id(topic, group);
-    let main = standing(cluster, topic.as_str(), &id)?;
-    let idle = match members(cluster, &id) {
-        Ok(members) => members.is_empty(),
-        // There may be members: the counts are bounds all the same.
-        Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Permission) => false,
-        Err(error) => return Err(error),
-    };
-    if !main.begun && idle {
-        return Err(no_group(topic, group));
-    }
-    let mut delayed = 0;
-    for name in RetryTopics::new(topic, group).all() {
-        delayed += standing(cluster, name, &retry_group(topic, group))?.lag;
-    }
-    let letters = Letters::open(cluster, topic, group)?;
-    let dead = letters.map(|letters| letters.count()).transpose()?.unwrap_or(0);
-    // Offsets count markers and compacted messages too, so these are bounds.
-    let at_most = |n: u64| if n == 0 { Count::Exact(0) } else { Count::AtMost(n) };
-    Ok(Backlog {
-        ready: at_most(main.lag + delayed),
-        in_flight: at_most(if idle { 0 } else { main.lag + delayed }),
-        delayed: at_most(if idle { delayed } else { main.lag + delayed }),
-        dead: Count::Exact(dead),
-    })
 }
 
 /// Names of a group's members. Blocks.

@@ -65,13 +65,15 @@ impl<'c> Letters<'c> {
         Ok(out)
     }
 
-    pub(crate) fn count(&self) -> Result<u64> {
-        let mut n = 0;
+    /// How many are left, and the ends of all partitions. Blocks.
+    pub(crate) fn count(&self) -> Result<(u64, u64)> {
+        let (mut n, mut ends) = (0, 0);
         for (base, record, high) in self.state()? {
             let removed: u64 = record.done.iter().map(|(a, b)| b.min(&high).saturating_sub(*a.max(&base))).sum();
             n += high.saturating_sub(base).saturating_sub(removed);
+            ends += high;
         }
-        Ok(n)
+        Ok((n, ends))
     }
 
     /// Letters after a position, oldest first, at most `n`. Blocks.

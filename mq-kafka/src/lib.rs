@@ -80,6 +80,7 @@
 
 mod admin;
 mod answers;
+mod backlog;
 mod broadcast;
 mod client;
 mod commit;

@@ -61,3 +61,37 @@ async fn a_redriven_message_joins_the_line_of_its_key() {
     let report = within(broker.close(Duration::from_secs(5))).await;
     assert!(report.is_clean(), "{report:?}");
 }
+
+/// A message that wanders between the dead letters and the group is in one of them at each moment, and a backlog is of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_loses_sight_of_nothing_that_moves() {
+    let Some(w) = World::new("moving") else { return };
+    let broker = w.connect().await;
+    let topic = w.topic("orders");
+    let (name, group) = (Topic::from(topic.as_str()), mq_api::Group::from("crew"));
+    let producer = within(broker.producer(ProducerSpec::new(topic.as_str()).partitions(1))).await.unwrap();
+    let sub = Subscription::group(topic.as_str(), "crew").partitions(1).lease(Duration::from_secs(6));
+    let mut consumer = within(broker.subscribe(sub)).await.unwrap();
+    within(producer.send(Message::new("wanders"))).await.unwrap();
+    let ends = tokio_util::sync::CancellationToken::new();
+    let (ended, admin, moved) = (ends.clone(), broker.admin(), (name.clone(), group.clone()));
+    let wandering = tokio::spawn(async move {
+        let mut rounds = 0;
+        while !ended.is_cancelled() {
+            let got = within(consumer.recv()).await.unwrap().unwrap();
+            assert!(within(got.dead_letter("broken")).await.is_ok());
+            let options = RedriveOptions::default().max_redrives(u32::MAX);
+            assert_eq!(within(admin.redrive(&moved.0, &moved.1, options)).await.unwrap().redriven, 1);
+            rounds += 1;
+        }
+        rounds
+    });
+    let none = mq_api::Count::Exact(0);
+    for look in 0..50 {
+        let backlog = within(broker.admin().backlog(&name, &group)).await.unwrap();
+        assert!(backlog.ready != none || backlog.dead != none, "look {look}: nothing is nowhere, {backlog:?}");
+    }
+    ends.cancel();
+    assert!(within(wandering).await.unwrap() > 3);
+    within(broker.close(Duration::from_secs(5))).await;
+}
