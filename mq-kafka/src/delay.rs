@@ -92,10 +92,12 @@ impl Special {
         true
     }
 
-    /// How long until it is due.
-    pub(crate) fn rest(&self, now: SystemTime) -> Duration {
+    /// How long until it is due. `written`: when the copy was, which is the whole delay before that: a clock that was set back
+    /// since, or is late here, does not make it longer.
+    pub(crate) fn rest(&self, written: Option<SystemTime>, now: SystemTime) -> Duration {
         let due = self.due.and_then(|ms| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
-        due.and_then(|due| due.duration_since(now).ok()).unwrap_or_default()
+        let until = |from: SystemTime| due.and_then(|due| due.duration_since(from).ok()).unwrap_or_default();
+        written.map_or(Duration::MAX, until).min(until(now))
     }
 }
 
@@ -118,8 +120,11 @@ mod tests {
         let mut special = Special::default();
         assert!(special.take("mq-due", b"2000") && special.take("mq-attempt", b"4") && !special.take("mq-x", b"1"));
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(500);
-        assert_eq!((special.rest(at), special.attempt), (Duration::from_millis(1500), Some(4)));
+        assert_eq!((special.rest(None, at), special.attempt), (Duration::from_millis(1500), Some(4)));
+        // Written with a delay of a second, by a clock that was set back since.
+        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+        assert_eq!(special.rest(Some(written), at), Duration::from_secs(1));
         assert!(special.take("mq-due", b"soon"));
-        assert_eq!(special.rest(at), Duration::ZERO);
+        assert_eq!(special.rest(None, at), Duration::ZERO);
     }
 }

@@ -11,7 +11,7 @@ use mq_api::{Message, Position};
 use mq_core::{Incoming, Lane, Token};
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::error::KafkaError;
-use rdkafka::message::{BorrowedMessage, Message as _};
+use rdkafka::message::{BorrowedMessage, Message as _, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -25,6 +25,8 @@ const CAREFUL: u64 = 32;
 struct Fetched {
     offset: u64,
     message: Message,
+    /// When the record was written.
+    written: Option<SystemTime>,
     special: Special,
 }
 
@@ -144,10 +146,12 @@ impl Partition {
     fn read(record: &BorrowedMessage<'_>) -> Fetched {
         let mut special = Special::default();
         let mut message = wire::read(record, |name, value| special.take(name, value));
+        // By the clock of its writer, which is also that of its due time; a broker's own says nothing of that.
+        let written = message.timestamp.filter(|_| matches!(record.timestamp(), Timestamp::CreateTime(_)));
         if let Some(ms) = special.stamp {
             message.timestamp = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms)).filter(|_| ms > 0);
         }
-        Fetched { offset: u64::try_from(record.offset()).unwrap_or_default(), message, special }
+        Fetched { offset: u64::try_from(record.offset()).unwrap_or_default(), message, written, special }
     }
 
     /// Fetches at most `max` messages and about `max_bytes` bytes into the lane. `retries`: messages may not be due yet.
@@ -206,7 +210,7 @@ impl Partition {
                 self.held = Some(fetched);
                 break;
             }
-            let rest = if retries { fetched.special.rest(now) } else { Duration::ZERO };
+            let rest = if retries { fetched.special.rest(fetched.written, now) } else { Duration::ZERO };
             if !rest.is_zero() && !self.lane.may_park() {
                 self.held = Some(fetched);
                 break;
