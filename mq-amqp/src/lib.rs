@@ -131,6 +131,7 @@ mod fetch;
 mod flush;
 mod greeting;
 mod letters;
+mod line;
 mod options;
 mod probe;
 mod produce;
