@@ -154,7 +154,7 @@ impl Reader {
         let end = loop {
             self.write();
             let (stop, draining) = (self.session.stop.clone(), self.session.draining.clone());
-            let settles = self.session.settles.clone();
+            let (settles, flow) = (self.session.settles.clone(), self.session.flow.clone());
             let drained = self.cancelled;
             let mut alone = self.alone.take();
             let event = tokio::select! { biased;
@@ -163,7 +163,7 @@ impl Reader {
                 written = poll_fn(|cx| self.flush.poll(cx)) => What::Written(written),
                 () = settles.take(&mut plan) => What::Plan,
                 Some(copy) = self.done.recv() => What::Copied(copy),
-                event = Alone::next(&mut alone, drained) => What::Alone(event),
+                event = Alone::next(&mut alone, &flow, drained) => What::Alone(event),
                 error = Bound::lost(&mut self.bound), if !drained => What::Unbound(error),
                 arrived = poll_fn(|cx| self.fetch.poll(&mut self.tags, &self.session, cx)),
                     if !drained => What::Arrived(arrived),
