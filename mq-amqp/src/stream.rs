@@ -31,6 +31,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let sub = session.subscription.clone();
     let place = Place::of(&sub.topic);
     let options = options.retain(sub.retention)?;
+    options.fit(&place)?;
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
     let found = match declarer.stream(&place, &options).await {
         Ok(found) => found,
