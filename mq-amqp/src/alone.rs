@@ -17,7 +17,7 @@ use crate::topology::{Declarer, short};
 use crate::url::QueueType;
 use crate::wire::Notes;
 use lapin::Channel;
-use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicQosOptions};
 use mq_api::{Error, ErrorKind, Position, Provisioning, Result, Stored};
 use mq_core::{Flow, Incoming, Token};
 use std::collections::{HashMap, VecDeque};
@@ -47,6 +47,8 @@ struct Trial {
     token: Token,
     message: Option<Arc<Stored>>,
     n: u32,
+    /// It was given back meanwhile.
+    back: bool,
 }
 
 /// The suspects of one session.
@@ -145,6 +147,9 @@ impl Alone {
         let Some(channel) = &self.channel else { return Ok(false) };
         let ack = channel.basic_ack(tag, BasicAckOptions { multiple: false });
         within(ANSWER, "acknowledge", ack).await?;
+        // Answered when the broker has read what is before: a record whose acknowledgement is lost on the way looks like a death.
+        let read = channel.basic_qos(1, BasicQosOptions { global: false });
+        within(ANSWER, "acknowledge", read).await?;
         Ok(true)
     }
 
@@ -158,7 +163,18 @@ impl Alone {
 
     /// A suspect is about to be handed over for the n-th time.
     pub(crate) fn trial(&mut self, lane: u32, token: Token, message: Option<Arc<Stored>>, n: u32) {
-        self.waiting.push_back(Trial { lane, token, message, n });
+        self.waiting.push_back(Trial { lane, token, message, n, back: false });
+    }
+
+    /// A suspect is given back before its trial began. True if its record is being written: that takes its place, and nobody who
+    /// finds it counts the trial, since it was never taken.
+    pub(crate) fn give_up(&mut self, token: Token) -> bool {
+        self.waiting.retain(|trial| trial.token != token);
+        let trial = self.writing.values_mut().find(|trial| trial.token == token);
+        trial.is_some_and(|trial| {
+            trial.back = true;
+            true
+        })
     }
 
     /// Looks at the queue at the next turn.
@@ -324,6 +340,9 @@ pub(crate) async fn recorded(reader: &mut Reader, number: u64) -> Result<()> {
     reader.flush_now().await?;
     let Some(alone) = &mut reader.alone else { return Ok(()) };
     let Some(trial) = alone.writing.remove(&number) else { return Ok(()) };
+    if trial.back {
+        return Ok(());
+    }
     let mut others = Vec::new();
     let mut ours = None;
     for _ in 0..OTHERS {

@@ -269,3 +269,16 @@ async fn what_retention_removed_while_the_reader_was_away_is_told() {
     near.close(Duration::from_secs(5)).await;
     far.close(Duration::from_secs(5)).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_on_the_stream_of_another_program_is_refused_when_it_shows() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = producer(&broker, "t").await;
+    let mut member = broker.subscribe(Subscription::group(Topic::native("t..stream"), "g")).await.unwrap();
+    send(&producer, 0..3).await;
+    let got = tokio::time::timeout(Duration::from_secs(10), mq_api::ConsumerExt::recv(&mut member)).await;
+    let error = got.expect("in time").expect_err("a stream takes nothing back");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    broker.close(Duration::from_secs(5)).await;
+}
