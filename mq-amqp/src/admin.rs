@@ -15,6 +15,7 @@ use mq_api::{
 use mq_core::{Driver, Env};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_util::task::AbortOnDropHandle;
 
 /// Longest single look.
 const LOOK: Duration = Duration::from_secs(15);
@@ -36,13 +37,12 @@ impl AmqpAdmin {
         limit: Option<Duration>,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let task = self.env.spawn(work);
-        let abort = task.abort_handle();
+        // Who does not wait any more, or no longer than the limit, stops it: what it holds goes back with its channels.
+        let task = AbortOnDropHandle::new(self.env.spawn(work));
         let ended = match limit {
-            Some(limit) => tokio::time::timeout(limit, task).await.map_err(|_| {
-                abort.abort();
-                Error::new(ErrorKind::Timeout, format!("the broker did not answer within {limit:?}"))
-            })?,
+            Some(limit) => tokio::time::timeout(limit, task)
+                .await
+                .map_err(|_| Error::new(ErrorKind::Timeout, format!("the broker did not answer within {limit:?}")))?,
             None => task.await,
         };
         ended.unwrap_or_else(|_| Err(Error::closed("the connection")))
@@ -71,25 +71,21 @@ impl Admin for AmqpAdmin {
         let amqp = self.amqp.clone();
         self.run(Some(LOOK), async move {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
-            let Some((waiting, members)) = declarer.depth(&queue).await? else {
+            let Some((held, settled)) = held(&mut declarer, &queue).await? else {
                 let text = format!("there is no queue '{queue}', so no such group");
                 return Err(Error::new(ErrorKind::NotFound, text));
             };
-            // Suspects whose consumer died wait there for their next trial.
-            let suspects = declarer.depth(&crate::alone::queue(&queue)).await?.map_or(0, |(n, _)| n);
-            let mut delayed = 0;
-            for name in Ladder::names(&queue) {
-                delayed += declarer.depth(&name).await?.map_or(0, |(n, _)| n);
-            }
             let dead = declarer.depth(&letters).await?;
             declarer.done().await;
             // What members hold unacknowledged is in no number that AMQP tells; some of it is only buffered there, or waits
             // for the last second of its delay. A member that is leaving holds what it works on and is counted no more.
-            let seen = |n| if members == 0 { Count::Exact(n) } else { Count::AtLeast(n) };
+            let known = held.members == 0 && settled;
+            let seen = |n| if known { Count::Exact(n) } else { Count::AtLeast(n) };
             Ok(Backlog {
-                ready: seen(waiting + suspects),
+                ready: seen(held.waiting + held.suspects),
                 in_flight: Count::AtLeast(0),
-                delayed: seen(delayed),
+                // Without members they only become fewer.
+                delayed: if held.members == 0 && !settled { Count::AtMost(held.delayed) } else { seen(held.delayed) },
                 dead: match dead {
                     Some((n, 0)) => Count::Exact(n),
                     Some((n, _)) => Count::AtLeast(n),
@@ -229,6 +225,55 @@ impl Admin for AmqpAdmin {
         let letters = Letters::of(self.amqp.clone(), topic, group)?;
         self.run(None, async move { letters.discard(&filter).await }).await
     }
+}
+
+/// What the queues of a group hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    waiting: u64,
+    members: u64,
+    /// Those whose consumer died wait in a queue of their own for their next trial.
+    suspects: u64,
+    delayed: u64,
+    /// Whether there is a queue from which anything could come back by itself.
+    delays: bool,
+}
+
+impl Held {
+    /// Asks one queue after the other: those first from which messages come back.
+    async fn ask(declarer: &mut Declarer<'_>, queue: &str) -> Result<Option<Self>> {
+        let (mut delayed, mut delays) = (0, false);
+        for name in Ladder::names(queue) {
+            let depth = declarer.depth(&name).await?;
+            delays |= depth.is_some();
+            delayed += depth.map_or(0, |(n, _)| n);
+        }
+        let suspects = declarer.depth(&crate::alone::queue(queue)).await?.map_or(0, |(n, _)| n);
+        let depth = declarer.depth(queue).await?;
+        Ok(depth.map(|(waiting, members)| Self { waiting, members, suspects, delayed, delays }))
+    }
+}
+
+/// A message on its way from a delay queue back to its group is in neither's number; it takes the broker some milliseconds.
+const ON_ITS_WAY: Duration = Duration::from_millis(50);
+/// How often the queues are asked for numbers that stay.
+const ROUNDS: u32 = 4;
+
+/// What the queues of a group hold, `None` without such a group, and whether it stayed so for a while: the questions are not of one
+/// moment, and what is due moves between them. With members it does all the time, and the numbers are bounds anyway.
+async fn held(declarer: &mut Declarer<'_>, queue: &str) -> Result<Option<(Held, bool)>> {
+    let Some(mut held) = Held::ask(declarer, queue).await? else { return Ok(None) };
+    for _ in 0..ROUNDS {
+        if held.members > 0 || !held.delays {
+            return Ok(Some((held, true)));
+        }
+        tokio::time::sleep(ON_ITS_WAY).await;
+        let Some(again) = Held::ask(declarer, queue).await? else { return Ok(None) };
+        if std::mem::replace(&mut held, again) == again {
+            return Ok(Some((held, true)));
+        }
+    }
+    Ok(Some((held, false)))
 }
 
 /// The queue of a group and its delay queues; the dead letters stay.

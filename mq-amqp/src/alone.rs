@@ -17,10 +17,11 @@ use crate::topology::{Declarer, short};
 use crate::url::QueueType;
 use crate::wire::Notes;
 use lapin::Channel;
-use lapin::options::{BasicAckOptions, BasicGetOptions};
-use mq_api::{ErrorKind, Position, Provisioning, Result, Stored};
-use mq_core::{Incoming, Token};
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicQosOptions};
+use mq_api::{Error, ErrorKind, Position, Provisioning, Result, Stored};
+use mq_core::{Flow, Incoming, Token};
 use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,9 @@ use tokio::time::Instant;
 pub(crate) const ALONE: u64 = 1;
 /// The queue is looked at this often: a suspect whose consumer died waits at most so long for the next try.
 const LOOK: Duration = Duration::from_secs(2);
+/// So many looks in a row a member with something in hand leaves to those that have nothing, where a suspect need not wait. A
+/// group may be busy for ever, so not all.
+const LEFT: u32 = 2;
 /// Others' suspects taken on the way to our own, at most.
 const OTHERS: usize = 16;
 
@@ -43,6 +47,8 @@ struct Trial {
     token: Token,
     message: Option<Arc<Stored>>,
     n: u32,
+    /// It was given back meanwhile.
+    back: bool,
 }
 
 /// The suspects of one session.
@@ -63,6 +69,8 @@ pub(crate) struct Alone {
     /// Copies that are being written, by their number.
     writing: HashMap<u64, Trial>,
     look: Instant,
+    /// Looks in a row that were left to members with nothing in hand.
+    left: u32,
     /// When this program saw the broker away, in milliseconds since 1970: from its start to the begin of this session, unless
     /// that is its first. What was recorded then came back for that reason, as far as anybody can tell.
     outage: Range<u64>,
@@ -104,6 +112,7 @@ impl Alone {
             waiting: VecDeque::new(),
             writing: HashMap::new(),
             look: Instant::now(),
+            left: 0,
             outage,
         })
     }
@@ -138,6 +147,9 @@ impl Alone {
         let Some(channel) = &self.channel else { return Ok(false) };
         let ack = channel.basic_ack(tag, BasicAckOptions { multiple: false });
         within(ANSWER, "acknowledge", ack).await?;
+        // Answered when the broker has read what is before: a record whose acknowledgement is lost on the way looks like a death.
+        let read = channel.basic_qos(1, BasicQosOptions { global: false });
+        within(ANSWER, "acknowledge", read).await?;
         Ok(true)
     }
 
@@ -151,7 +163,18 @@ impl Alone {
 
     /// A suspect is about to be handed over for the n-th time.
     pub(crate) fn trial(&mut self, lane: u32, token: Token, message: Option<Arc<Stored>>, n: u32) {
-        self.waiting.push_back(Trial { lane, token, message, n });
+        self.waiting.push_back(Trial { lane, token, message, n, back: false });
+    }
+
+    /// A suspect is given back before its trial began. True if its record is being written: that takes its place, and nobody who
+    /// finds it counts the trial, since it was never taken.
+    pub(crate) fn give_up(&mut self, token: Token) -> bool {
+        self.waiting.retain(|trial| trial.token != token);
+        let trial = self.writing.values_mut().find(|trial| trial.token == token);
+        trial.is_some_and(|trial| {
+            trial.back = true;
+            true
+        })
     }
 
     /// Looks at the queue at the next turn.
@@ -159,17 +182,27 @@ impl Alone {
         self.look = Instant::now();
     }
 
+    /// Whether what is held of this queue is held no longer: its channel ended, and the broker gave it back.
+    fn is_cut_off(&self) -> bool {
+        !self.held.is_empty() && !self.channel.as_ref().is_some_and(|c| c.status().connected())
+    }
+
     /// The next thing to do; none while the session drains.
-    pub(crate) async fn next(alone: &mut Option<Self>, drained: bool) -> Event {
+    pub(crate) async fn next(alone: &mut Option<Self>, flow: &Flow, drained: bool) -> Event {
         match alone {
             Some(it) if !drained => {
                 if !it.waiting.is_empty() {
                     return Event::Try;
                 }
-                if !it.exists || !it.held.is_empty() || !it.writing.is_empty() {
+                if !it.exists || !it.writing.is_empty() {
                     return std::future::pending().await;
                 }
                 tokio::time::sleep_until(it.look).await;
+                if it.held.is_empty() {
+                    // Taken without room, or in a pause, it would wait for all that is in hand, or for the end of the pause,
+                    // and nobody else could have it.
+                    poll_fn(|cx| flow.poll_credit(cx)).await;
+                }
                 Event::Look
             }
             _ => std::future::pending().await,
@@ -177,9 +210,11 @@ impl Alone {
     }
 
     async fn take(&mut self) -> Result<Option<(u64, bool, Arrived)>> {
+        if self.is_cut_off() {
+            return Err(cut_off());
+        }
         if !self.channel.as_ref().is_some_and(|c| c.status().connected()) {
-            // Tags are those of a channel.
-            self.held.clear();
+            // Tags are those of a channel, and nothing of the last one is held.
             self.moved.clear();
             self.channel = Some(self.connections.channel(Role::Consume).await?);
         }
@@ -241,12 +276,28 @@ async fn made(connections: &Connections, name: &str, kind: QueueType) -> Result<
     Ok(made)
 }
 
+/// Who holds one of them learns of it by the end of the session.
+fn cut_off() -> Error {
+    Error::new(ErrorKind::Disconnected, "the channel of the crash suspects ended")
+}
+
 /// Does what is next.
 pub(crate) async fn handle(reader: &mut Reader, event: Event) -> Result<()> {
     let Some(alone) = &mut reader.alone else { return Ok(()) };
     match event {
         Event::Look => {
             alone.look = Instant::now() + LOOK;
+            if alone.is_cut_off() {
+                return Err(cut_off());
+            }
+            if !alone.held.is_empty() {
+                return Ok(());
+            }
+            if reader.session.flow.in_flight() > 0 && alone.left < LEFT {
+                alone.left += 1;
+                return Ok(());
+            }
+            alone.left = 0;
             if let Some((tag, redelivered, arrived)) = alone.take().await? {
                 let found = found(tag, redelivered, arrived, &alone.outage);
                 reader.sort_found([found]);
@@ -289,6 +340,9 @@ pub(crate) async fn recorded(reader: &mut Reader, number: u64) -> Result<()> {
     reader.flush_now().await?;
     let Some(alone) = &mut reader.alone else { return Ok(()) };
     let Some(trial) = alone.writing.remove(&number) else { return Ok(()) };
+    if trial.back {
+        return Ok(());
+    }
     let mut others = Vec::new();
     let mut ours = None;
     for _ in 0..OTHERS {

@@ -8,6 +8,7 @@ use crate::driver::Amqp;
 use crate::fault::fault;
 use crate::options::GroupOptions;
 use crate::topology::{Declarer, Place, short};
+use crate::url::QueueType;
 use futures_util::stream::StreamExt;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -33,13 +34,22 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         let text = "amqp cannot broadcast from a queue: each message has one receiver; subscribe to an exchange";
         return Err(Error::new(ErrorKind::Unsupported, text));
     };
+    options.fit(&place)?;
+    if options.queue_type == Some(QueueType::Quorum) {
+        let text = "native option 'queue-type' cannot be 'quorum' for a broadcast: its queue goes with its session, which only classic ones do";
+        return Err(Error::new(ErrorKind::Config, text));
+    }
+    // Of a topic's retention nothing concerns this queue, but what no topic here can have is refused.
+    GroupOptions::default().retain(sub.retention)?;
+    let mut arguments = FieldTable::default();
+    options.add_to(&mut arguments);
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
     declarer.exchange(&place).await?;
     declarer.done().await;
     let channel = connections.channel(Role::Consume).await?;
     // Named by the broker; classic, since only those may be exclusive.
     let exclusive = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-    let made = answer("make a queue", channel.queue_declare("".into(), exclusive, FieldTable::default())).await?;
+    let made = answer("make a queue", channel.queue_declare("".into(), exclusive, arguments)).await?;
     let queue = made.map_err(|e| fault("make an exclusive queue", e))?.name().clone();
     for (key, arguments) in options.bindings() {
         let bind =

@@ -7,10 +7,12 @@
 
 use crate::connect::ANSWER;
 use crate::fault::{fault, no_answer};
+use crate::line::Live;
 use lapin::protocol::AMQPErrorKind;
-use lapin::{Channel, Connection, ErrorKind};
+use lapin::{Channel, ErrorKind};
 use mq_api::{Error, ErrorKind as Kind, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Whether a connection has numbers that no channel can have any more.
 #[derive(Debug, Default)]
@@ -31,18 +33,21 @@ impl Spent {
     }
 }
 
+/// Longest wait for the end of a connection that is not used again.
+const GOODBYE: Duration = Duration::from_secs(1);
+
 const OPENING: &str = "open a channel";
 
 /// A channel of a number that can be used. When none is left the connection is closed, so that the next attempt has another,
 /// with all of its numbers.
-pub(crate) async fn open(connection: &Connection, spent: &Spent) -> Result<Channel> {
+pub(crate) async fn open(connection: &Live, spent: &Spent) -> Result<Channel> {
     match tokio::time::timeout(ANSWER, usable(connection, spent)).await {
         Ok(opened) => opened,
         Err(_) => Err(no_answer(OPENING, ANSWER)),
     }
 }
 
-async fn usable(connection: &Connection, spent: &Spent) -> Result<Channel> {
+async fn usable(connection: &Live, spent: &Spent) -> Result<Channel> {
     loop {
         let error = match connection.create_channel().await {
             Ok(channel) => return Ok(channel),
@@ -55,7 +60,7 @@ async fn usable(connection: &Connection, spent: &Spent) -> Result<Channel> {
                 let text = "the numbers of this connection's channels are used up; it is made anew";
                 tracing::info!("{text}");
                 // Whatever becomes of it: it is not used again.
-                let _ = connection.close(200, "OK".into()).await;
+                connection.close(GOODBYE).await;
                 return Err(Error::new(Kind::Disconnected, text));
             }
             _ => return Err(fault(OPENING, error)),

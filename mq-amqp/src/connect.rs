@@ -3,10 +3,11 @@
 
 use crate::channels::Spent;
 use crate::fault::{fault, no_answer};
+use crate::line::Live;
 use crate::url::AmqpUrl;
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
-use lapin::{Channel, Connection, ConnectionProperties};
+use lapin::{Channel, ConnectionProperties};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
 use mq_core::Env;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ pub(crate) struct Connections {
     url: AmqpUrl,
     tls: OwnedTLSConfig,
     env: Env,
-    publish: tokio::sync::Mutex<Option<Arc<Connection>>>,
-    consume: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    publish: tokio::sync::Mutex<Option<Arc<Live>>>,
+    consume: tokio::sync::Mutex<Option<Arc<Live>>>,
     /// The host to begin with: the one that worked last.
     next: AtomicUsize,
     closed: AtomicBool,
@@ -71,13 +72,13 @@ impl Connections {
 
     /// The live connection of that role; makes one if there is none. Call on the library's own thread: the client's
     /// heartbeats run where a connection is made.
-    pub(crate) async fn get(&self, role: Role) -> Result<Arc<Connection>> {
+    pub(crate) async fn get(&self, role: Role) -> Result<Arc<Live>> {
         // Whoever asks has a limit of its own, and finds the next host when it asks again.
         self.get_within(role, Duration::MAX).await
     }
 
     /// As [`get`](Self::get), within `limit` for all hosts together.
-    pub(crate) async fn get_within(&self, role: Role, limit: Duration) -> Result<Arc<Connection>> {
+    pub(crate) async fn get_within(&self, role: Role, limit: Duration) -> Result<Arc<Live>> {
         let mut slot = match role {
             Role::Publish => self.publish.lock().await,
             Role::Consume => self.consume.lock().await,
@@ -94,7 +95,7 @@ impl Connections {
         }
         match self.open(role, limit).await {
             Ok(connection) if self.closed.load(Ordering::SeqCst) => {
-                let _ = tokio::time::timeout(HOST, connection.close(200, "OK".into())).await;
+                connection.close(HOST).await;
                 Err(Error::closed("the connection"))
             }
             Ok(connection) => {
@@ -120,7 +121,7 @@ impl Connections {
     }
 
     /// A new channel on a connection of that role.
-    pub(crate) async fn channel_on(&self, connection: &Connection, role: Role) -> Result<Channel> {
+    pub(crate) async fn channel_on(&self, connection: &Live, role: Role) -> Result<Channel> {
         crate::channels::open(connection, self.spent(role)).await
     }
 
@@ -129,7 +130,7 @@ impl Connections {
     }
 
     /// Tries every host, beginning with the one that worked last, or behind the one that was tried last and did not.
-    async fn open(&self, role: Role, limit: Duration) -> Result<Connection> {
+    async fn open(&self, role: Role, limit: Duration) -> Result<Live> {
         let began = self.env.now();
         let first = self.next.load(Ordering::Relaxed);
         let count = self.url.hosts.len();
@@ -189,7 +190,7 @@ impl Connections {
         tokio::time::timeout(GREETING, crate::greeting::server(&uri, &self.tls)).await.ok()?.ok()?
     }
 
-    async fn open_at(&self, role: Role, host: &str, port: u16) -> lapin::Result<Connection> {
+    async fn open_at(&self, role: Role, host: &str, port: u16) -> lapin::Result<Live> {
         let uri = self.uri(host, port);
         let role = match role {
             Role::Publish => "publish",
@@ -197,21 +198,19 @@ impl Connections {
         };
         let name = format!("{} {role}", self.url.name.as_deref().unwrap_or("anymq"));
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        let runtime = lapin::runtime::default_runtime()?;
-        Connection::connect_uri_with_config(uri, properties, self.tls.clone(), runtime).await
+        Live::open(uri, properties, self.tls.clone()).await
     }
 
     /// Closes both, each within `limit`.
     pub(crate) async fn close(&self, limit: Duration) {
         self.closed.store(true, Ordering::SeqCst);
-        let one = async |slot: &tokio::sync::Mutex<Option<Arc<Connection>>>| {
+        let one = async |slot: &tokio::sync::Mutex<Option<Arc<Live>>>| {
             // One that is being made just now is closed by who makes it.
             let Ok(mut slot) = tokio::time::timeout(limit, slot.lock()).await else { return };
             if let Some(connection) = slot.take()
                 && connection.status().connected()
             {
-                // A broker that is away cannot be told.
-                let _ = tokio::time::timeout(limit, connection.close(200, "OK".into())).await;
+                connection.close(limit).await;
             }
         };
         tokio::join!(one(&self.publish), one(&self.consume));

@@ -88,7 +88,8 @@ async fn serve(
                     match ladder.place(*rest, &mut declarer).await {
                         Ok(place) => place,
                         Err(error) => {
-                            waiting.push_front(job);
+                            // Not first again: what can be written must not wait behind what cannot.
+                            waiting.push_back(job);
                             waiting.extend(writer.abandon().map(|(job, _)| job));
                             return Err(error);
                         }

@@ -140,8 +140,9 @@ impl Letters {
         let message = mq_core::redrive::back(letter);
         let now = tokio::time::Instant::now();
         writer.publish((), "".into(), Some(short(&self.back)?), &message, Origin::Copy(Notes::default()), now);
-        let sent = tokio::time::timeout(self.connections().url().confirm_timeout, poll_fn(|cx| writer.poll_done(cx)));
-        sent.await.map_err(|_| crate::fault::no_answer("send a dead letter back", ANSWER))?;
+        let limit = self.connections().url().confirm_timeout;
+        let sent = tokio::time::timeout(limit, poll_fn(|cx| writer.poll_done(cx))).await;
+        sent.map_err(|_| crate::fault::no_answer("send a dead letter back", limit))?;
         match writer.done.pop() {
             Some(((), result)) => result,
             None => Err(writer.dead.take().unwrap_or_else(|| Error::closed("the channel"))),

@@ -17,6 +17,7 @@
 //! | `ca` | the system's | PEM file of further authorities (`amqps`) |
 //! | `cert`, `key` | none | PEM files of the client's certificate (`amqps`); without a password the login is by it (`EXTERNAL`) |
 //!
+//! Times are more than nothing and at most ten years (`heartbeat`: 1 s to 1 h; `confirm_timeout`: from 1 s).
 //! Anything else is an error that names it. A wrong password, missing rights and TLS errors fail at once.
 //!
 //! # Mapping
@@ -68,7 +69,8 @@
 //! What a dead member had comes again at once (a socket that broke), or after two heartbeats (a machine that vanished). A
 //! message that came back as often as the policy has attempts is handed over alone, and recorded before; when its consumer
 //! dies with it `crash_trials` times it is dead-lettered as `crash`. What a lost connection gave back is no death: a member
-//! that saw the broker away counts nothing that was recorded before. Quorum queues count how often a message came back;
+//! that saw the broker away counts nothing that was recorded before. A recorded one goes to a member with nothing in hand, if there
+//! is one; a paused one, or one without room, takes none. Quorum queues count how often a message came back;
 //! on classic ones it is copied with its count, which takes a second. Attempt numbers are at least: hand-overs
 //! that ended in a crash are counted only for suspects.
 //!
@@ -84,7 +86,9 @@
 //!
 //! Options of a subscription: `routing-key` (patterns, comma-separated), `headers` (`a=1,b=2`) with `headers-match` (`all`,
 //! `any`), `queue-type`, `max-priority`, `message-ttl`, `max-length`, `max-length-bytes`, `single-active`. Options of a producer:
-//! `routing-key` (of messages that name none), `queue-type` (of the groups it makes). Unknown ones are refused.
+//! `routing-key` (of messages that name none), `queue-type` (of the groups it makes). Unknown ones are refused, and so are those that
+//! would mean nothing: `headers` for a topic, which looks at none, or what makes or binds a queue for one that is there already. The
+//! queue of a broadcast takes those of the priority, of time and of length.
 //! `Retention::Handled { max }` bounds each group's queue.
 //!
 //! **Streams** are logs beside the queues: `queue-type=stream` on a producer makes the topic's stream before the first send, and on a
@@ -93,8 +97,8 @@
 //! bound it. What a stream can do is not what a queue can: everybody reads everything, from anywhere, as often as they like, with
 //! its offset as position; nothing is acknowledged, tried again or dead-lettered, and groups are refused, since the broker keeps no
 //! position for them over AMQP. A slow reader is waited for. After a lost connection a reader goes on behind what it took, without
-//! a gap, unless another message is where the last one was, or nothing comes where something must be: then it is another stream,
-//! read from its beginning after a `Gap`. A program that starts again says from where.
+//! a gap, unless retention removed what it had not read, or another message is where the last one was, or nothing comes where
+//! something must be: then it is another stream, read from its beginning after a `Gap`. A program that starts again says from where.
 //!
 //! # Limits
 //!
@@ -107,7 +111,8 @@
 //! * Groups see what is sent after they were made. A producer's `groups` makes them before the first send.
 //! * All groups of a dead-letter topic or a native queue share its one queue.
 //! * `Admin::delete_topic` deletes the topic's stream and the groups that this connection knows; AMQP does not list bindings. Members and pending
-//!   deliveries are not listed either, and a backlog with members is a lower bound.
+//!   deliveries are not listed either, and a backlog with members is a lower bound; so is one whose queues do not stay as they are
+//!   while they are asked one after the other.
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours
@@ -131,6 +136,7 @@ mod fetch;
 mod flush;
 mod greeting;
 mod letters;
+mod line;
 mod options;
 mod probe;
 mod produce;

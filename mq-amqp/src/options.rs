@@ -1,5 +1,6 @@
 //! Native options: what only RabbitMQ has, by name, refused when unknown.
 
+use crate::topology::Place;
 use crate::url::QueueType;
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use mq_api::{Error, ErrorKind, Result, Retention};
@@ -71,7 +72,8 @@ impl GroupOptions {
                 "routing-key" => options.routing_keys = value.split(',').map(|k| k.trim().to_owned()).collect(),
                 "headers" => {
                     for pair in value.split(',') {
-                        let (k, v) = pair.split_once('=').ok_or_else(|| wrong(name, value, "pairs like a=1,b=2"))?;
+                        let pair = pair.split_once('=').filter(|(k, _)| k.trim().len() <= 255);
+                        let (k, v) = pair.ok_or_else(|| wrong(name, value, "pairs like a=1,b=2"))?;
                         options.headers.push((k.trim().to_owned(), v.trim().to_owned()));
                     }
                 }
@@ -121,6 +123,9 @@ impl GroupOptions {
 
     /// What only streams have needs one, and streams have nothing of what changes when a queue hands out.
     fn consistent(&self) -> Result<()> {
+        if self.match_any && self.headers.is_empty() {
+            return Err(Error::new(ErrorKind::Config, "native option 'headers-match' needs 'headers'"));
+        }
         let has = |names: &[&str]| self.arguments.iter().map(|(name, _)| *name).find(|name| names.contains(name));
         let wrong = match self.stream {
             true => has(&["x-max-priority", "x-message-ttl", "x-max-length", "x-single-active-consumer"]),
@@ -130,6 +135,32 @@ impl GroupOptions {
         let name = name.trim_start_matches("x-");
         let which = if self.stream { "is not for streams" } else { "needs queue-type=stream" };
         Err(Error::new(ErrorKind::Config, format!("native option '{name}' {which}")))
+    }
+
+    /// What means nothing at this place is refused, or the program would get something else than it asks for.
+    pub(crate) fn fit(&self, place: &Place) -> Result<()> {
+        let refused = |name: &str, why: &str| {
+            Err(Error::new(
+                ErrorKind::Config,
+                format!("native option '{name}' means nothing for '{}': {why}", place.name()),
+            ))
+        };
+        match place {
+            Place::Topic(_) if !self.headers.is_empty() => refused(
+                "headers",
+                "topics are exchanges of type topic, which do not look at headers; use native(\"exchange://…\")",
+            ),
+            Place::Topic(_) | Place::Exchange(_) => Ok(()),
+            Place::Queue(_) | Place::DeadLetters(_) => {
+                let name = match self.arguments.first() {
+                    _ if !self.routing_keys.is_empty() => "routing-key",
+                    _ if !self.headers.is_empty() => "headers",
+                    Some((name, _)) => name.trim_start_matches("x-"),
+                    None => return Ok(()),
+                };
+                refused(name, "that queue is there already, and is neither made nor bound for this")
+            }
+        }
     }
 
     /// The argument of a stream's reader: what comes from now on, unless it says otherwise.

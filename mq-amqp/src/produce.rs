@@ -77,6 +77,10 @@ pub(crate) async fn open(amqp: &Amqp, tx: TxSession) -> Result<Run> {
                 return Err(Error::new(ErrorKind::NotFound, text));
             }
             let default = native.routing_key.as_deref().map(short).transpose()?;
+            if default.is_some() && matches!(place, Place::Queue(_) | Place::DeadLetters(_)) {
+                let text = "native option 'routing-key' means nothing for a queue, which is sent to by its name";
+                return Err(Error::new(ErrorKind::Config, text));
+            }
             let fixed = matches!(place, Place::Queue(_) | Place::DeadLetters(_)).then_some(key);
             Route { exchange, routing_key: fixed.or(default), relay: None }
         }

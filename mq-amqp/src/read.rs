@@ -32,6 +32,8 @@ const SETTLED_BY: Duration = Duration::from_secs(1);
 /// The second half of a token: the channel of the group's queue, or that of the suspects.
 pub(crate) const MAIN: u64 = 0;
 
+const STREAM: &str = "a stream has no groups: it keeps no position for them over AMQP; read it with Subscription::broadcast and the native option queue-type=stream";
+
 /// Opens a session.
 pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let connections = amqp.connections.clone();
@@ -41,10 +43,9 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let cancelled = amqp.cancels.take(session.consumer);
     let place = Place::of(&sub.topic);
     let options = GroupOptions::read(&sub.native)?.retain(sub.retention)?;
+    options.fit(&place)?;
     if options.stream {
-        let text =
-            "a stream has no groups: it keeps no position for them over AMQP; read it with Subscription::broadcast";
-        return Err(Error::new(ErrorKind::Unsupported, text));
+        return Err(Error::new(ErrorKind::Unsupported, STREAM));
     }
     let kind = options.queue_type.unwrap_or(amqp.queue_type());
     let queue = place.queue(&group);
@@ -110,6 +111,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         bound,
         copying: 0,
         cancelled: false,
+        is_stream: false,
         cancels: amqp.cancels.clone(),
     };
     Ok(Box::pin(async move {
@@ -144,6 +146,8 @@ pub(crate) struct Reader {
     /// Copies that are not confirmed.
     pub(crate) copying: usize,
     pub(crate) cancelled: bool,
+    /// The queue of somebody else is a stream, which forgets nothing and takes nothing back.
+    is_stream: bool,
     cancels: Cancels,
 }
 
@@ -154,7 +158,7 @@ impl Reader {
         let end = loop {
             self.write();
             let (stop, draining) = (self.session.stop.clone(), self.session.draining.clone());
-            let settles = self.session.settles.clone();
+            let (settles, flow) = (self.session.settles.clone(), self.session.flow.clone());
             let drained = self.cancelled;
             let mut alone = self.alone.take();
             let event = tokio::select! { biased;
@@ -163,7 +167,7 @@ impl Reader {
                 written = poll_fn(|cx| self.flush.poll(cx)) => What::Written(written),
                 () = settles.take(&mut plan) => What::Plan,
                 Some(copy) = self.done.recv() => What::Copied(copy),
-                event = Alone::next(&mut alone, drained) => What::Alone(event),
+                event = Alone::next(&mut alone, &flow, drained) => What::Alone(event),
                 error = Bound::lost(&mut self.bound), if !drained => What::Unbound(error),
                 arrived = poll_fn(|cx| self.fetch.poll(&mut self.tags, &self.session, cx)),
                     if !drained => What::Arrived(arrived),
@@ -198,6 +202,9 @@ impl Reader {
                 }
                 What::Arrived(n) => {
                     self.push(n);
+                    if self.is_stream {
+                        break End::Fatal(Error::new(ErrorKind::Unsupported, STREAM));
+                    }
                     if let Some(error) = self.fetch.over() {
                         if self.fetch.cancelled && self.channel.status().connected() {
                             self.cancels.note(self.session.consumer);
@@ -283,6 +290,9 @@ impl Reader {
                 continue;
             }
             // The engine asks for nothing else of this driver than to give back.
+            if self.alone.as_mut().is_some_and(|alone| alone.give_up(other.token)) {
+                continue;
+            }
             if self.classic
                 && let (Token(tag, MAIN), Some(alone), Some(message)) = (other.token, &mut self.alone, &other.message)
                 && let Some(notes) = alone.unmoved(other.token)
@@ -325,7 +335,8 @@ impl Reader {
     }
 
     fn sort(&mut self, tag: u64, redelivered: bool, arrived: Arrived, now: u64, batch: &mut Vec<Incoming>) {
-        let Arrived { message, mut notes, returned, .. } = arrived;
+        let Arrived { message, mut notes, returned, offset } = arrived;
+        self.is_stream |= offset.is_some();
         let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
         if !rest.is_zero() && (step(rest).is_some() || !self.lane.may_park()) {
             self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay(rest), message, notes });
@@ -335,7 +346,7 @@ impl Reader {
             // A classic queue only says that it was taken before: the count is written on a copy first. It comes by the
             // shortest delay queue, so that the original's acknowledgement has arrived before anybody can die of the copy:
             // else both would live on.
-            notes.takes += 1;
+            notes.takes = notes.takes.saturating_add(1);
             let to = To::Delay(SETTLED_BY);
             self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
             return;

@@ -4,13 +4,14 @@
 use crate::connect::{ANSWER, Connections, Role, within};
 use crate::decode::private_number;
 use crate::fault::fault;
+use crate::line::Live;
 use crate::returns::{Fate, Returns};
 use crate::wire::{Origin, encode};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
-use lapin::{Channel, Confirmation, Connection};
+use lapin::{Channel, Confirmation};
 use mq_api::{Error, ErrorKind, Message, Outcome, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,7 +29,7 @@ const ENDED: Duration = Duration::from_secs(1);
 /// A channel in confirm mode, and the connection that it lives on.
 pub(crate) struct ConfirmChannel {
     pub(crate) channel: Channel,
-    connection: Arc<Connection>,
+    connection: Arc<Live>,
 }
 
 impl ConfirmChannel {

@@ -31,6 +31,7 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let sub = session.subscription.clone();
     let place = Place::of(&sub.topic);
     let options = options.retain(sub.retention)?;
+    options.fit(&place)?;
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
     let found = match declarer.stream(&place, &options).await {
         Ok(found) => found,
@@ -83,7 +84,8 @@ pub(crate) async fn open(amqp: &Amqp, session: Session, options: GroupOptions) -
     let doubt = mark.map(|_| Doubt::new(connections.clone(), stream));
     let lane = session.open_lane(partition, session.generation);
     let fetch = Fetch::new(consumer);
-    let mut reader = Reader { channel, fetch, lane, from: next, streams: amqp.streams.clone(), mark, doubt, bound };
+    let streams = amqp.streams.clone();
+    let mut reader = Reader { channel, fetch, lane, from: next, fresh: true, streams, mark, doubt, bound };
     Ok(Box::pin(async move {
         let number = session.consumer;
         let end = reader.run(session).await;
@@ -100,6 +102,8 @@ struct Reader {
     lane: Arc<Lane>,
     /// What is before was taken.
     from: Option<Position>,
+    /// Nothing came yet.
+    fresh: bool,
     streams: Streams,
     /// What was seen last in the session before, until it was seen again.
     mark: Option<Mark>,
@@ -122,7 +126,7 @@ impl Reader {
                     session.settles.confirm(plan.upto, []);
                 }
                 n = poll_fn(|cx| self.fetch.poll(&mut tags, &session, cx)) => {
-                    if !self.push(n, &mut tags, session.consumer) {
+                    if !self.push(n, &mut tags, &session) {
                         break self.another();
                     }
                     // Only makes room for more on the way.
@@ -143,7 +147,13 @@ impl Reader {
                     self.fetch.cancelled |= Bound::misses_queue(&error);
                     break End::Lost(error);
                 }
-                () = Doubt::confirmed(&mut self.doubt) => break self.another(),
+                () = Doubt::confirmed(&mut self.doubt) => {
+                    if self.fetch.stash.is_empty() {
+                        break self.another();
+                    }
+                    // Something came, and there is no room for it, or a pause: what it is says whose it is.
+                    self.doubt = None;
+                }
             }
         };
         if matches!(end, End::Closed) {
@@ -154,9 +164,9 @@ impl Reader {
     }
 
     /// Hands the first `n` of the stash on; false if they are of another stream.
-    fn push(&mut self, n: usize, tags: &mut Tags, reader: u64) -> bool {
+    fn push(&mut self, n: usize, tags: &mut Tags, session: &Session) -> bool {
         let mut batch = Vec::with_capacity(n);
-        let mut last = None;
+        let (mut last, mut overtaken) = (None, None);
         for d in self.fetch.stash.drain(..n.min(self.fetch.stash.len())) {
             self.doubt = None;
             tags.ack(d.delivery_tag);
@@ -171,6 +181,9 @@ impl Reader {
                     return false;
                 }
             }
+            // It begins behind the place that was asked for: retention removed what is between.
+            let fresh = std::mem::take(&mut self.fresh);
+            overtaken = overtaken.or(self.from.filter(|from| fresh && offset > from.major).map(|from| (from, offset)));
             // A stream hands out whole chunks, which may begin before the place that was asked for.
             let position = Position::offset(offset);
             if self.from.is_none_or(|from| position >= from) {
@@ -178,8 +191,13 @@ impl Reader {
                 last = batch.last();
             }
         }
+        if let Some((from, to)) = overtaken {
+            let gap = Gap::new(session.subscription.topic.clone(), GapCause::Retention);
+            let (to, count) = (Some(Position::offset(to)), Some(to - from.major));
+            session.events.push(Event::Gap(Gap { partition: self.lane.source().partition, to, count, ..gap }));
+        }
         if let Some(last) = last {
-            self.streams.saw(reader, Mark::new(last.position.major, &last.message));
+            self.streams.saw(session.consumer, Mark::new(last.position.major, &last.message));
         }
         self.lane.push(batch);
         true

@@ -1,6 +1,6 @@
 //! The URL: `amqp[s]://user:password@host[:port][,host2[:port2]]/vhost?parameters`, strictly.
 
-use mq_api::{Error, ErrorKind, Result};
+use mq_api::{Error, ErrorKind, LONGEST, Result};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -122,7 +122,13 @@ impl AmqpUrl {
                 }
             }
             "connect_timeout" => self.connect_timeout = duration(name, value)?,
-            "confirm_timeout" => self.confirm_timeout = duration(name, value)?,
+            "confirm_timeout" => {
+                self.confirm_timeout = duration(name, value)?;
+                // It is looked at each second, and a channel that is made again each time confirms nothing.
+                if self.confirm_timeout < Duration::from_secs(1) {
+                    return Err(wrong(name, value, "a time from 1s on"));
+                }
+            }
             "name" => self.name = Some(value.to_owned()),
             "ca" => self.ca = Some(value.into()),
             "cert" => self.cert = Some(value.into()),
@@ -148,7 +154,7 @@ fn wrong(name: &str, value: &str, wanted: &str) -> Error {
     Error::new(ErrorKind::Config, format!("URL parameter '{name}' is '{value}', but must be {wanted}"))
 }
 
-/// `500ms`, `30s`, `5m`.
+/// `500ms`, `30s`, `5m`. In no time nothing is reached, and clocks cannot count further than some centuries.
 fn duration(name: &str, text: &str) -> Result<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number: Option<u64> = text[..digits].parse().ok();
@@ -158,7 +164,12 @@ fn duration(name: &str, text: &str) -> Result<Duration> {
         (Some(n), "m") => n.checked_mul(60).map(Duration::from_secs),
         _ => None,
     };
-    value.ok_or_else(|| wrong(name, text, "a time like 500ms, 30s or 5m"))
+    let value = value.ok_or_else(|| wrong(name, text, "a time like 500ms, 30s or 5m"))?;
+    match value {
+        Duration::ZERO => Err(wrong(name, text, "longer than nothing")),
+        value if value > LONGEST => Err(wrong(name, text, "at most ten years")),
+        value => Ok(value),
+    }
 }
 
 fn host(text: &str, port: u16) -> Result<(String, u16), String> {
@@ -251,6 +262,10 @@ mod tests {
             ("amqp://x/a/b", "%2f"),
             ("amqp://x?ca=/ca.pem", "amqps"),
             ("amqps://x?cert=/c.pem", "together"),
+            ("amqp://x?connect_timeout=18446744073709551615s", "connect_timeout"),
+            ("amqp://x?connect_timeout=0s", "connect_timeout"),
+            ("amqp://x?confirm_timeout=18446744073709551615ms", "ten years"),
+            ("amqp://x?confirm_timeout=999ms", "1s"),
         ] {
             let error = AmqpUrl::parse(url).unwrap_err();
             assert!(error.to_string().contains(word), "{url}: {error}");

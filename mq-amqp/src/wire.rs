@@ -163,7 +163,7 @@ pub(crate) fn encode(message: &Message, origin: Origin, number: u64, frame_max: 
     }
     for (name, value) in [(ATTEMPT, notes.attempt), (TAKES, notes.takes), (TRIALS, notes.trials)] {
         if value > 0 {
-            put(name, AMQPValue::LongInt(value as i32));
+            put(name, i32::try_from(value).map_or(AMQPValue::LongLongInt(value.into()), AMQPValue::LongInt));
         }
     }
     if let Some(number) = notes.armed {

@@ -188,3 +188,36 @@ async fn the_server_says_its_version() {
     assert!(version.split('.').count() >= 3 && version.starts_with(|c: char| c.is_ascii_digit()), "{server}");
     broker.close(Duration::from_secs(5)).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn options_that_would_mean_nothing_are_refused() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let (_raw, channel) = rabbit.raw().await;
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare("jobs".into(), durable, FieldTable::default()).await.unwrap();
+    let broker = rabbit.connect("").await;
+    let jobs = || Topic::native("jobs");
+    for (sub, name, value) in [
+        // A topic exchange gives them everything.
+        (Subscription::group("t", "g"), "headers", "format=pdf"),
+        (Subscription::broadcast("t"), "headers", "format=pdf"),
+        (Subscription::group("t", "g"), "headers-match", "any"),
+        (Subscription::broadcast("t"), "queue-type", "quorum"),
+        (Subscription::group(jobs(), "g"), "routing-key", "a.*"),
+        (Subscription::group(jobs(), "g"), "max-length", "5"),
+        (Subscription::group(jobs(), "g"), "single-active", "true"),
+        (Subscription::group(Topic::dead_letters("t", "g"), "ops"), "routing-key", "a.*"),
+    ] {
+        let refused =
+            broker.subscribe(sub.native(name, value)).await.err().unwrap_or_else(|| panic!("{name} is ignored"));
+        assert!(refused.kind() == ErrorKind::Config && refused.to_string().contains(name), "{refused}");
+    }
+    let refused = broker.producer(ProducerSpec::new(jobs()).native("routing-key", "a")).await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Config, "{refused}");
+    // What bounds a queue bounds that of a broadcast.
+    let sub = Subscription::broadcast("b").native("max-length", "10");
+    let mut few = broker.subscribe(sub.max_in_flight(1)).await.unwrap();
+    broker.producer("b").await.unwrap().send(Message::new("x")).await.unwrap();
+    assert_eq!(text(&next(&mut few).await), "x");
+    broker.close(Duration::from_secs(5)).await;
+}

@@ -209,3 +209,76 @@ async fn what_a_stream_cannot_do_is_refused_at_once() {
     assert_eq!(error.kind(), ErrorKind::Topology, "{error}");
     broker.close(Duration::from_secs(5)).await;
 }
+
+/// Nothing that came is taken while it is paused, which is no sign of another stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_reader_that_comes_back_goes_on_where_it_was() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = producer(&broker, "t").await;
+    send(&producer, 0..10).await;
+    let mut reader = reader(&broker, "t", "first").await;
+    let mut events = reader.control().events();
+    expect(&mut reader, 0..10).await;
+    reader.control().pause();
+    rabbit.control(&["close_all_connections", "maintenance"]);
+    send(&producer, 10..20).await;
+    quiet(&mut reader, Duration::from_secs(8)).await;
+    reader.control().resume();
+    expect(&mut reader, 10..20).await;
+    assert_eq!(events.drain(), [], "no gap");
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_retention_removed_while_the_reader_was_away_is_told() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let (_raw, channel) = rabbit.raw().await;
+    let mut arguments = lapin::types::FieldTable::default();
+    arguments.insert("x-queue-type".into(), lapin::types::AMQPValue::LongString("stream".into()));
+    for (name, n) in [("x-max-length-bytes", 20_000), ("x-stream-max-segment-size-bytes", 5_000)] {
+        arguments.insert(name.into(), lapin::types::AMQPValue::LongLongInt(n));
+    }
+    let durable = lapin::options::QueueDeclareOptions { durable: true, ..Default::default() };
+    channel.queue_declare("s".into(), durable, arguments).await.unwrap();
+    let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
+    let mut proxy = Proxy::before(at, 1).unwrap();
+    let far =
+        mq_amqp::connect(&rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()))).await.unwrap();
+    let near = rabbit.connect("").await;
+    let producer = near.producer(Topic::native("s")).await.unwrap();
+    send(&producer, 0..10).await;
+    let sub = Subscription::broadcast(Topic::native("s")).native("queue-type", "stream");
+    let mut reader = far.subscribe(sub.native("stream-offset", "first")).await.unwrap();
+    let mut events = reader.control().events();
+    expect(&mut reader, 0..10).await;
+    proxy.begin(Trouble::Refuse).unwrap();
+    for n in 10..200u64 {
+        producer.send(Message::new(format!("{n}{}", " ".repeat(1_000)))).await.unwrap();
+    }
+    proxy.end(Trouble::Refuse).unwrap();
+    let first = next(&mut reader).await.position().major;
+    assert!(first > 10, "the stream kept everything");
+    let event = tokio::time::timeout(Duration::from_secs(5), events.next()).await.expect("a gap").unwrap();
+    let Event::Gap(gap) = event else { panic!("{event:?}") };
+    assert_eq!((gap.cause, gap.count), (GapCause::Retention, Some(first - 10)));
+    for n in first + 1..200 {
+        assert_eq!(next(&mut reader).await.position().major, n);
+    }
+    assert_eq!(events.drain(), [], "one gap");
+    near.close(Duration::from_secs(5)).await;
+    far.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_on_the_stream_of_another_program_is_refused_when_it_shows() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let producer = producer(&broker, "t").await;
+    let mut member = broker.subscribe(Subscription::group(Topic::native("t..stream"), "g")).await.unwrap();
+    send(&producer, 0..3).await;
+    let got = tokio::time::timeout(Duration::from_secs(10), mq_api::ConsumerExt::recv(&mut member)).await;
+    let error = got.expect("in time").expect_err("a stream takes nothing back");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    broker.close(Duration::from_secs(5)).await;
+}
