@@ -249,6 +249,20 @@ async fn a_send_that_was_refused_is_found() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_send_that_a_planned_fault_refused_is_found() {
+    let test = Start::default()
+        .url("memory://?faults=full:1")
+        .worker(async |broker| {
+            let receipts = broker.producer("receipts").await?;
+            let _ = receipts.send(Message::new("x")).await;
+            Ok(Worker::new(broker).route(billing(), bill))
+        })
+        .await;
+    assert!(failure(|| test.nothing_else()).contains("receipts: refused 1"));
+    test.refused("receipts", 1).nothing_else();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_retention_took_can_be_asserted() {
     let sub = billing().retention(anymq::Retention::log(2));
     let test = start(|broker| Worker::new(broker).route(sub, async || {})).await;

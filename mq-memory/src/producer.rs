@@ -186,11 +186,17 @@ impl MemoryProducer {
 
     fn one(&self, message: &mut Message) -> SendResult {
         let sent = self.try_one(message);
-        if let (Err(error), Some(trace)) = (&sent, &self.core.trace) {
+        if let Err(error) = &sent {
+            self.trace_refused(error, message);
+        }
+        sent
+    }
+
+    pub(crate) fn trace_refused(&self, error: &Error, message: &Message) {
+        if let Some(trace) = &self.core.trace {
             let place = Place { topic: &self.spec.topic, group: None, partition: 0, position: 0, member: None };
             trace.push(What::Refused(error.to_string()), place, &message.id);
         }
-        sent
     }
 
     fn try_one(&self, message: &mut Message) -> SendResult {
