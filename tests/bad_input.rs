@@ -196,6 +196,21 @@ mod with_a_broker {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_route_without_subscriptions() {
+        let broker = connect("memory://nothing").await.unwrap();
+        let (billing, none) = (|| Subscription::group("orders", "billing"), Vec::<Subscription>::new);
+        let one = Worker::new(broker.clone()).route(none(), async || {}).route(billing(), async || {});
+        // Were it not refused, the worker would run for ever.
+        let stop = async || tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let error = one.run_until(stop()).await.unwrap_err();
+        says(&error, ErrorKind::Config, &["no subscription"], &[]);
+        let batch = async |_: Batch<Payload>| {};
+        let many = Worker::new(broker).route(billing(), async || {}).batch(none(), 10, batch);
+        let error = many.run_until(stop()).await.unwrap_err();
+        says(&error, ErrorKind::Config, &["no subscription"], &[]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn more_handlers_than_deliveries() {
         let broker = connect("memory://starved").await.unwrap();
         let error = broker.subscribe(Subscription::group("orders", "billing").concurrency(300)).await.err().unwrap();

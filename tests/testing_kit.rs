@@ -223,3 +223,57 @@ async fn what_the_deadline_cuts_off_is_for_the_next_process() {
     test.on("orders", "billing").handled(1).attempts(1);
     test.nothing_else();
 }
+
+// A handler that ignores the error of a send would pass for one that sent.
+#[tokio::test(start_paused = true)]
+async fn a_send_that_was_refused_is_found() {
+    let test = Start::default()
+        .worker(async |broker| {
+            let receipts = broker.producer(ProducerSpec::new("receipts").max_message(10)).await?;
+            let bill = |State(receipts): State<Arc<dyn Producer>>| async move {
+                let _ = receipts.send(Message::new("longer than ten bytes")).await;
+                let _ = receipts.send_all(vec![Message::new("short"), Message::new("longer than ten bytes")]).await;
+            };
+            Ok(Worker::new(broker).state(receipts).route(billing(), bill))
+        })
+        .await;
+    test.send("orders", "x").await;
+    test.all_done().await;
+    test.on("orders", "billing").handled(1);
+    test.sent("receipts", 1);
+    let text = failure(|| test.nothing_else());
+    assert!(text.contains("receipts: refused 2, of which the test sent 0"), "{text}");
+    assert!(text.contains("refused: a message of 21 bytes"), "{text}");
+    assert!(failure(|| test.refused("receipts", 1).nothing_else()).contains("receipts: refused is 2, expected 1"));
+    test.refused("receipts", 2).nothing_else();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_send_that_a_planned_fault_refused_is_found() {
+    let test = Start::default()
+        .url("memory://?faults=full:1")
+        .worker(async |broker| {
+            let receipts = broker.producer("receipts").await?;
+            let _ = receipts.send(Message::new("x")).await;
+            Ok(Worker::new(broker).route(billing(), bill))
+        })
+        .await;
+    assert!(failure(|| test.nothing_else()).contains("receipts: refused 1"));
+    test.refused("receipts", 1).nothing_else();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_retention_took_can_be_asserted() {
+    let sub = billing().retention(anymq::Retention::log(2));
+    let test = start(|broker| Worker::new(broker).route(sub, async || {})).await;
+    test.worker().pause();
+    for n in 0..5 {
+        test.send("orders", &n).await;
+    }
+    test.worker().resume();
+    test.all_done().await;
+    test.on("orders", "billing").handled(2);
+    assert!(failure(|| test.nothing_else()).contains("orders/billing: trimmed 3"));
+    test.on("orders", "billing").trimmed(3);
+    test.nothing_else();
+}

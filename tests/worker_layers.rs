@@ -6,7 +6,7 @@ mod scripted;
 
 use anymq::prelude::*;
 use anymq::worker::idempotent::{IdempotencyKey, IdempotencyStore, MemoryStore};
-use anymq::worker::{IdempotentLayer, Request};
+use anymq::worker::{BatchRequest, IdempotentLayer, Outcomes, Request};
 use anymq::{BoxError, Topic};
 use futures_util::future::BoxFuture;
 use scripted::{Script, ScriptedBroker};
@@ -155,5 +155,114 @@ async fn a_store_that_is_down_counts_against_no_message() {
             .layer(IdempotentLayer::new(Broken { check }));
         worker.run_until(async { drop(script.settle_count(1).await) }).await.unwrap();
         assert_eq!(script.settled()[0].1, word);
+    }
+}
+
+// Each receiver of a broadcast has a copy of its own, and no other process makes up for it.
+#[cfg(feature = "memory")]
+#[tokio::test(start_paused = true)]
+async fn what_one_receiver_of_a_broadcast_handled_the_others_handle_too() {
+    let (calls, store) = (Arc::new(AtomicUsize::new(0)), MemoryStore::new(1000));
+    let counted = || {
+        let calls = calls.clone();
+        move || {
+            calls.fetch_add(1, SeqCst);
+            async {}
+        }
+    };
+    let test = anymq::testing::start(|broker| {
+        Worker::new(broker)
+            .route(Subscription::broadcast("prices"), counted())
+            .route(Subscription::broadcast("prices"), counted())
+            .route(Subscription::group("prices", "a"), counted())
+            .route(Subscription::group("prices", "b"), counted())
+            .layer(IdempotentLayer::new(store.clone()))
+    })
+    .await;
+    let message = Message::new("1");
+    test.send_message("prices", message.clone()).await;
+    test.all_done().await;
+    assert_eq!(calls.load(SeqCst), 4, "each of two receivers and two groups");
+    test.send_message("prices", message).await;
+    test.all_done().await;
+    assert_eq!(calls.load(SeqCst), 6, "a repeat is handled by the receivers, and not by the groups");
+}
+
+/// A layer that gives a batch's outcomes in another number than it has messages.
+#[derive(Clone, Copy)]
+struct Miscounts<S>(S, usize);
+
+impl<S: Service<BatchRequest, Response = Outcomes>> Service<BatchRequest> for Miscounts<S> {
+    type Response = Outcomes;
+    type Error = S::Error;
+    type Future = std::future::Ready<Result<Outcomes, S::Error>>;
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(cx)
+    }
+    fn call(&mut self, _: BatchRequest) -> Self::Future {
+        std::future::ready(Ok(Outcomes::Each(vec![Outcome::Ack; self.1])))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn outcomes_of_another_number_than_messages_ack_nothing() {
+    for n in [0, 1, 3] {
+        let script = Script::new();
+        script.send("x");
+        script.send("y");
+        let worker = Worker::new(ScriptedBroker::broker([Ok(script.clone())]))
+            .batch(orders(), 10, async |_: Batch<Payload>| {})
+            .layer(tower_layer::layer_fn(|inner| Miscounts(inner, n)));
+        worker.run_until(async { drop(script.settle_count(2).await) }).await.unwrap();
+        let word = format!("nack Failed: a layer of a batch route returned {n} outcomes for 2 messages");
+        assert_eq!(script.settled().into_iter().map(|(_, word)| word).collect::<Vec<_>>(), [word.clone(), word]);
+    }
+}
+
+/// A layer that lets one through and no more.
+#[derive(Clone)]
+struct OneOnly<S>(S, Arc<AtomicUsize>);
+
+impl<S: Service<Request>> Service<Request> for OneOnly<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        if self.1.load(SeqCst) > 0 { Poll::Pending } else { self.0.poll_ready(cx) }
+    }
+    fn call(&mut self, request: Request) -> Self::Future {
+        self.1.fetch_add(1, SeqCst);
+        self.0.call(request)
+    }
+}
+
+// 3.1: what was settled before its hand-over and is never handled is told.
+#[cfg(feature = "memory")]
+#[tokio::test(start_paused = true)]
+async fn what_was_fetched_at_most_once_behind_a_busy_layer_is_counted_as_lost() {
+    for abandon in [false, true] {
+        let broker = anymq::connect(format!("memory://layers-amo-{abandon}")).await.unwrap();
+        let producer = broker.producer(ProducerSpec::new("orders").group("billing")).await.unwrap();
+        let sub = orders().guarantee(anymq::Guarantee::AtMostOnce).concurrency(8);
+        let worker = Worker::new(broker)
+            .shutdown_deadline(Duration::from_secs(1))
+            .route(sub, async || pending::<()>().await)
+            .layer(tower_layer::layer_fn(|inner| OneOnly(inner, Arc::default())));
+        let handle = worker.handle();
+        handle.pause();
+        let task = tokio::spawn(worker.run());
+        assert!(handle.running().await);
+        for n in 0..8 {
+            producer.send(Message::new(n.to_string())).await.unwrap();
+        }
+        handle.resume();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if abandon {
+            handle.abandon()
+        } else {
+            handle.shutdown()
+        }
+        let report = task.await.unwrap().unwrap();
+        assert_eq!((report.lost, report.acked), (8, 0), "one handler dropped, seven never begun; {report:?}");
     }
 }

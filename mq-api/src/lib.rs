@@ -67,7 +67,9 @@ pub use retry::{DeadLetterPolicy, OnDeadLetter, RetryPolicy};
 pub use sending::{Receipt, SendResult, SendTable, Sending};
 pub use settle::{Disposition, Lost, Settle, SettleStart, Settled, Settling, Source};
 pub use sink::MessageSink;
-pub use subscription::{Guarantee, LONGEST, Mode, Ordering, Provisioning, ReplayFrom, Retention, Start, Subscription};
+pub use subscription::{
+    Guarantee, LONGEST, MOST_IN_FLIGHT, Mode, Ordering, Provisioning, ReplayFrom, Retention, Start, Subscription,
+};
 pub use topic::{Group, Topic};
 pub use typed::{Typed, TypedDelivery, TypedProducer};
 

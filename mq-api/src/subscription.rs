@@ -8,6 +8,10 @@ use std::time::{Duration, SystemTime};
 /// could be set; delays and deadlines of single calls are cut to it.
 pub const LONGEST: Duration = Duration::from_secs(3_650 * 24 * 3_600);
 
+/// The most deliveries that any consumer has in hand or buffered, however many it asks for: they are counted in 24 bits, of which
+/// one is kept free.
+pub const MOST_IN_FLIGHT: usize = 1 << 23;
+
 /// What to receive, and how.
 ///
 /// ```
@@ -38,9 +42,11 @@ pub struct Subscription {
     /// Under `PerKey`: what becomes of a key whose message was dead-lettered.
     pub on_dead_letter: OnDeadLetter,
     /// Deliveries in the application's hands or buffered for it, at most. Default 256: enough to hide round trips, few
-    /// enough to give back.
+    /// enough to give back. `usize::MAX` asks for no bound of the program's own; there are never more than
+    /// [`MOST_IN_FLIGHT`].
     pub max_in_flight: usize,
-    /// Bytes of those, at most. Default 64 MiB. One message larger than this is delivered alone.
+    /// Bytes of those, at most. Default 64 MiB. One message larger than this is delivered alone. There are never more than
+    /// 512 GiB.
     pub max_in_flight_bytes: usize,
     /// Delayed messages held in memory, at most; past it they wait in the broker. Default 10,000.
     pub max_parked: usize,
@@ -327,7 +333,7 @@ setters! {
     dead_letter: DeadLetterPolicy,
     /// Sets what becomes of the key of a dead letter.
     on_dead_letter: OnDeadLetter,
-    /// Sets the most deliveries in hand.
+    /// Sets the most deliveries in hand; see [`MOST_IN_FLIGHT`].
     max_in_flight: usize,
     /// Sets the most bytes in hand.
     max_in_flight_bytes: usize,

@@ -2,6 +2,7 @@
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use mq_api::MOST_IN_FLIGHT;
 use std::task::{Context, Poll, Waker};
 
 /// Why nothing is handed out. Several may hold at once.
@@ -57,7 +58,7 @@ impl Flow {
         Self {
             used: AtomicU64::new(0),
             gates: AtomicU32::new(0),
-            max: (max as u64).min(ONE >> 17),
+            max: max.min(MOST_IN_FLIGHT) as u64,
             max_bytes: (max_bytes as u64).min(BYTES >> 1),
             awaited: AtomicU8::new(0),
             taker: Mutex::new(None),
@@ -246,6 +247,16 @@ impl Flow {
 mod tests {
     use super::{Flow, Gate};
     use std::task::{Context, Poll, Waker};
+
+    #[test]
+    fn the_most_that_can_be_asked_for_is_counted() {
+        let flow = Flow::new(usize::MAX, usize::MAX);
+        assert_eq!(flow.max(), mq_api::MOST_IN_FLIGHT);
+        flow.take(flow.max(), flow.max_bytes());
+        assert_eq!((flow.in_flight(), flow.in_flight_bytes(), flow.credit().count), (flow.max(), flow.max_bytes(), 0));
+        flow.give(flow.max(), flow.max_bytes());
+        assert_eq!((flow.in_flight(), flow.in_flight_bytes()), (0, 0));
+    }
 
     #[test]
     fn bounds_hold_and_one_large_message_goes_alone() {

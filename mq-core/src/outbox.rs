@@ -341,6 +341,11 @@ impl Outbox {
     pub(crate) fn open_entries(&self) -> (usize, usize) {
         self.table.lock().open_entries()
     }
+
+    /// Entries of all lists that sends are queued in.
+    pub(crate) fn noted(&self) -> usize {
+        self.table.lock().noted()
+    }
 }
 
 impl SendTable for Outbox {

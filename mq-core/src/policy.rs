@@ -109,6 +109,7 @@ impl Policy {
             Settlement::DeadLetter { error, attempts, .. } => {
                 Settlement::DeadLetter { reason: Reason::Timeout, error, attempts }
             }
+            Settlement::Discard { error, .. } => Settlement::Discard { reason: Reason::Timeout, error },
             other => other,
         }
     }
@@ -238,5 +239,12 @@ mod tests {
         assert!(matches!(s, Settlement::Retry { after, attempt: 100, .. } if after == Duration::from_secs(120)));
         let (s, _) = policy(DeadLetterPolicy::Discard).decide(nack(Failure::permanent("x")), 1, 0.0, false);
         assert!(matches!(s, Settlement::Discard { .. }));
+    }
+
+    #[test]
+    fn a_time_out_is_the_reason_wherever_it_ends() {
+        let last = |how| policy(how).timed_out(5, 0.0);
+        assert!(matches!(last(DeadLetterPolicy::On), Settlement::DeadLetter { reason: Reason::Timeout, .. }));
+        assert!(matches!(last(DeadLetterPolicy::Discard), Settlement::Discard { reason: Reason::Timeout, .. }));
     }
 }

@@ -1,5 +1,6 @@
 //! The producer of a backend behind a network: checks, stamps, the outbox, and the supervision of the loop that writes it.
 
+use crate::deadline::{Closing, Deadline};
 use crate::env::Env;
 use crate::hooks::Hooks;
 use crate::keeper::Target;
@@ -15,7 +16,7 @@ use mq_api::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// Looks at time limits this often while something is open.
@@ -104,7 +105,7 @@ pub(crate) struct Sender {
     env: Env,
     stop: Stop,
     tasks: Mutex<Option<(JoinHandle<()>, JoinHandle<()>)>>,
-    closing: Mutex<Option<watch::Receiver<Option<CloseReport>>>>,
+    closing: Closing,
 }
 
 impl Sender {
@@ -138,43 +139,30 @@ impl Sender {
             env,
             stop,
             tasks: Mutex::new(Some((supervisor, clock))),
-            closing: Mutex::default(),
+            closing: Closing::default(),
         });
         // Dropping the sender (an error, or a cancelled call) stops both tasks.
         let started = started.await.unwrap_or_else(|_| Err(Error::closed("the connection")));
         started.map(|()| sender)
     }
 
-    /// Flushes within `deadline`, then ends the session. Takes effect at the call; dropping the future does not stop it.
+    /// Flushes within `deadline`, then ends the session. Takes effect at the call; dropping the future does not stop it. A call
+    /// that comes meanwhile may bring the deadline forward.
     pub(crate) fn close(self: &Arc<Self>, deadline: Duration) -> BoxFuture<'static, CloseReport> {
-        let (told, mut done) = watch::channel(None);
-        let before = {
-            let mut closing = self.closing.lock();
-            let before = closing.clone();
-            closing.get_or_insert_with(|| done.clone());
-            before
-        };
-        match before {
-            Some(before) => done = before,
-            None => {
-                self.outbox.shut();
-                let sender = self.clone();
-                self.env.spawn(async move {
-                    told.send_replace(Some(sender.end(deadline).await));
-                });
-            }
+        let (begun, report) = self.closing.ask(self.env.after(deadline));
+        if let Some(begun) = begun {
+            self.outbox.shut();
+            let sender = self.clone();
+            self.env.spawn(async move {
+                let report = sender.end(&begun.deadline, deadline).await;
+                begun.tell(report);
+            });
         }
-        Box::pin(async move {
-            match done.wait_for(Option::is_some).await {
-                Ok(report) => report.unwrap_or_default(),
-                Err(_) => CloseReport::default(),
-            }
-        })
+        report
     }
 
-    async fn end(&self, deadline: Duration) -> CloseReport {
-        let flushed = std::future::poll_fn(|cx| self.outbox.poll_flushed(cx));
-        let _ = tokio::time::timeout(deadline, flushed).await;
+    async fn end(&self, by: &Deadline, deadline: Duration) -> CloseReport {
+        by.within(std::future::poll_fn(|cx| self.outbox.poll_flushed(cx))).await;
         let mut report = CloseReport::default();
         // Counted before the session ends: its end would complete what is flying, uncounted.
         report.unknown = self.outbox.end();

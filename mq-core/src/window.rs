@@ -28,6 +28,27 @@ struct Line {
     held: VecDeque<Entry>,
 }
 
+/// Adds one to a list from which those that are over are dropped by whoever takes them. When nobody does (the broker is away,
+/// one flies for long), they are dropped here, or a program whose sends run out of time would fill the memory with them.
+#[inline]
+fn note(list: &mut VecDeque<Entry>, entry: Entry, open: usize, live: impl Fn(Entry) -> bool) {
+    if list.len() > 64 + 4 * open {
+        list.retain(|entry| live(*entry));
+    }
+    list.push_back(entry);
+}
+
+#[inline]
+fn is_in(slots: &[Slot], (index, seq): Entry, state: impl Fn(&State) -> bool) -> bool {
+    let slot = &slots[index as usize];
+    slot.seq == seq && state(&slot.state)
+}
+
+/// Whether it is being written for the first time.
+fn is_first_try(slots: &[Slot], entry: Entry) -> bool {
+    slots[entry.0 as usize].tries == 0 && is_in(slots, entry, |state| matches!(state, State::Flying))
+}
+
 #[derive(Default)]
 pub(crate) struct Table {
     pub(crate) slots: Vec<Slot>,
@@ -83,7 +104,8 @@ impl Table {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Waiting;
         self.waits += 1;
-        self.waiting.push_back((index, slot.seq));
+        let entry = (index, slot.seq);
+        note(&mut self.waiting, entry, self.waits, |e| is_in(&self.slots, e, |state| matches!(state, State::Waiting)));
     }
 
     pub(crate) fn enqueue(&mut self, index: u32) {
@@ -91,7 +113,8 @@ impl Table {
         slot.state = State::Queued;
         self.used += 1;
         self.bytes += slot.size as usize;
-        self.queue.push_back((index, slot.seq));
+        let entry = (index, slot.seq);
+        note(&mut self.queue, entry, self.used, |e| is_in(&self.slots, e, |state| matches!(state, State::Queued)));
     }
 
     /// The first that waits for room, and its size.
@@ -162,7 +185,8 @@ impl Table {
                 if !self.lines.is_empty()
                     && let Some(line) = self.lines.get_mut(&key)
                 {
-                    line.held.push_back((index, seq));
+                    let live = |e| is_in(&self.slots, e, |state| matches!(state, State::Queued));
+                    note(&mut line.held, (index, seq), self.used, live);
                     continue;
                 }
                 self.note_flight(index, seq);
@@ -185,32 +209,23 @@ impl Table {
         slot.size as usize
     }
 
-    fn is_first_try(&self, (index, seq): Entry) -> bool {
-        let slot = &self.slots[index as usize];
-        slot.seq == seq && slot.tries == 0 && matches!(slot.state, State::Flying)
-    }
-
     #[inline]
     fn note_flight(&mut self, index: u32, seq: u64) {
         self.drop_answered();
-        // One that flies for long must not keep the notes of all that pass it.
-        if self.flight.len() > 64 + 4 * self.used {
-            let mut flight = std::mem::take(&mut self.flight);
-            flight.retain(|entry| self.is_first_try(*entry));
-            self.flight = flight;
-        }
-        self.flight.push_back((index, seq));
+        note(&mut self.flight, (index, seq), self.used, |e| is_first_try(&self.slots, e));
     }
 
     /// Whether a send of this key is being written for the first time.
     fn first_try_flies(&mut self, key: u64) -> bool {
         self.drop_answered();
-        self.flight.iter().any(|entry| self.slots[entry.0 as usize].key == Some(key) && self.is_first_try(*entry))
+        self.flight
+            .iter()
+            .any(|entry| self.slots[entry.0 as usize].key == Some(key) && is_first_try(&self.slots, *entry))
     }
 
     fn drop_answered(&mut self) {
         while let Some(front) = self.flight.front()
-            && !self.is_first_try(*front)
+            && !is_first_try(&self.slots, *front)
         {
             self.flight.pop_front();
         }
@@ -228,7 +243,7 @@ impl Table {
             if entry.1 == seq {
                 break;
             }
-            if entry.1 < seq && self.slots[entry.0 as usize].key == Some(key) && self.is_first_try(entry) {
+            if entry.1 < seq && self.slots[entry.0 as usize].key == Some(key) && is_first_try(&self.slots, entry) {
                 self.slots[entry.0 as usize].passed = true;
             }
         }
@@ -354,6 +369,13 @@ impl Table {
     #[cfg(all(test, not(feature = "shuttle")))]
     pub(crate) fn open_entries(&self) -> (usize, usize) {
         (self.lines.len(), self.ready.len())
+    }
+
+    /// Entries of all lists that sends are queued in.
+    #[cfg(all(test, not(feature = "shuttle")))]
+    pub(crate) fn noted(&self) -> usize {
+        let held: usize = self.lines.values().map(|line| line.held.len()).sum();
+        self.queue.len() + self.waiting.len() + self.flight.len() + held
     }
 
     /// A failure that nobody will see is counted.

@@ -169,7 +169,7 @@ impl Admin for MemoryAdmin {
         let info = |group: &Arc<Group>| {
             let mut members = Vec::new();
             group.each_member(|m| members.push(m.name.to_string()));
-            GroupInfo::new(group.name.clone(), members, backlog(&self.core, &topic, group), None)
+            GroupInfo::new(group.name.clone(), members, backlog(&self.core, &topic, group), group.idle())
         };
         Ok(topic.live_groups().iter().map(info).collect())
     }
@@ -226,23 +226,29 @@ impl Admin for MemoryAdmin {
 
 /// The dead letters of one group.
 struct Letters {
-    core: Arc<Core>,
-    topic: Arc<Topic>,
-    group: Arc<Group>,
+    admin: MemoryAdmin,
+    topic: Name,
+    group: GroupName,
     letters: Option<Arc<Topic>>,
 }
 
 impl Letters {
     fn of(core: &Arc<Core>, topic: &Name, group: &GroupName) -> Result<Self> {
-        let (found, handle) = MemoryAdmin::new(core.clone()).group_of(topic, group)?;
+        let admin = MemoryAdmin::new(core.clone());
+        admin.group_of(topic, group)?;
         let letters = core.find_topic(&Name::dead_letters(topic, group));
-        Ok(Self { core: core.clone(), topic: found, group: handle, letters })
+        Ok(Self { admin, topic: topic.clone(), group: group.clone(), letters })
+    }
+
+    /// Unless somebody deleted them meanwhile.
+    fn there(&self) -> Option<&Arc<Topic>> {
+        self.letters.as_ref().filter(|letters| !letters.deleted.load(Ordering::Acquire))
     }
 }
 
 impl DeadLetterStore for Letters {
     async fn page(&self, after: Option<Position>, n: usize) -> Result<Vec<DeadLetter>> {
-        let Some(letters) = &self.letters else { return Ok(Vec::new()) };
+        let Some(letters) = self.there() else { return Ok(Vec::new()) };
         let mut page = Vec::new();
         // One partition after the other; the second part of a position says which.
         let start = after.map_or(0, |p| p.minor as usize);
@@ -264,26 +270,34 @@ impl DeadLetterStore for Letters {
     async fn give_back(&self, letter: &DeadLetter) -> Result<()> {
         let message = redrive::back(letter);
         let size = message.size() as u32;
-        let (number, part) = self.topic.pick(&message);
-        let mut part = part.lock();
-        if !part.admits(size, &self.topic.keep) {
-            return Err(self.topic.full());
+        // Looked up for each: somebody may delete them meanwhile, and what goes back to those that were would be lost.
+        let (topic, group) = self.admin.group_of(&self.topic, &self.group)?;
+        let (number, shared) = topic.pick(&message);
+        let mut part = shared.lock();
+        if topic.deleted.load(Ordering::Acquire) || group.is_deleted() {
+            drop(part);
+            let text = format!("group '{}' of topic '{}' was deleted while it had a letter", self.group, self.topic);
+            return Err(Error::new(ErrorKind::NotFound, text));
         }
-        let spent = part.spent(&self.topic.keep);
-        part.append(message, size, self.group.number as u32 + 1, spent);
-        self.topic.after_append(&self.core, &mut part, number);
+        if !part.admits(size, &topic.keep) {
+            drop(part);
+            return Err(topic.full());
+        }
+        let spent = part.spent(&topic.keep);
+        part.append(message, size, group.number as u32 + 1, spent);
+        topic.after_append(&self.admin.core, &mut part, number);
         part.wake();
         Ok(())
     }
 
     async fn remove(&self, letter: &DeadLetter) -> Result<bool> {
-        let (Some(letters), Some(position)) = (&self.letters, letter.position) else { return Ok(false) };
+        let (Some(letters), Some(position)) = (self.there(), letter.position) else { return Ok(false) };
         let Some(part) = letters.parts.get(position.minor as usize) else { return Ok(false) };
         let mut part = part.lock();
         let removed = part.remove(position.major);
         part.wake();
         drop(part);
-        self.core.work_changed();
+        self.admin.core.work_changed();
         Ok(removed)
     }
 }

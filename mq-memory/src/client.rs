@@ -190,6 +190,11 @@ impl Broker for Client {
         let mut producers = self.producers.lock();
         producers.retain(|p| p.strong_count() > 0);
         producers.push(Arc::downgrade(&producer));
+        drop(producers);
+        if let Err(closed) = self.open() {
+            producer.shut();
+            return Err(closed);
+        }
         Ok(producer)
     }
 
@@ -212,10 +217,15 @@ impl Broker for Client {
             self.roster.consumer(consumer.control(), name).await?;
             return Ok(Box::new(consumer));
         }
-        match subscription.mode.clone() {
-            Mode::Group(group) => self.group_consumer(subscription, &group),
-            Mode::Broadcast => self.broadcast_consumer(subscription),
+        let consumer = match subscription.mode.clone() {
+            Mode::Group(group) => self.group_consumer(subscription, &group)?,
+            Mode::Broadcast => self.broadcast_consumer(subscription)?,
+        };
+        if self.closed.load(Ordering::Acquire) {
+            // On another thread: the close may have seen no member yet.
+            consumer.control().close(Duration::ZERO).await;
         }
+        self.open().map(|()| consumer)
     }
 
     fn admin(&self) -> Arc<dyn Admin> {

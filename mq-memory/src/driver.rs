@@ -119,6 +119,7 @@ fn record_attempt(member: &Arc<Member>, topic: &Topic, group: &Group, token: Tok
 fn store(core: &Core, plan: &FaultPlan, producer: &MemoryProducer, message: Message) -> SendResult {
     if MemoryDriver::happens(core, plan.full) {
         let error = Error::new(ErrorKind::Full, "the topic is full (a planned fault)");
+        producer.trace_refused(&error, &message);
         return Err(error.with_outcome(Outcome::Rejected));
     }
     let twice = MemoryDriver::happens(core, plan.duplicate);

@@ -9,6 +9,8 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::time::Instant;
 
 pub(crate) struct Group {
     pub(crate) name: mq_api::Group,
@@ -24,6 +26,8 @@ pub(crate) struct Group {
     left: Mutex<Vec<Left>>,
     /// Messages that were gone when it was made in place of a deleted one that had not handled them.
     lost: AtomicU64,
+    /// When the last member left, or it was made.
+    deserted: Mutex<Instant>,
 }
 
 /// What a deleted group had not handled in one partition.
@@ -68,6 +72,7 @@ impl Group {
             deleted: AtomicBool::new(false),
             left: Mutex::default(),
             lost: AtomicU64::new(0),
+            deserted: Mutex::new(Instant::now()),
         }
     }
 
@@ -110,6 +115,12 @@ impl Group {
         self.members.lock().len()
     }
 
+    /// How long nobody was there to fetch. Of one with members that is not known: they fetch when the program asks.
+    pub(crate) fn idle(&self) -> Option<Duration> {
+        let deserted = self.members.lock().is_empty();
+        deserted.then(|| self.deserted.lock().elapsed())
+    }
+
     /// A member comes, and has its share of the partitions. Never called with a partition locked, as [`leave`](Self::leave).
     pub(crate) fn join(&self, member: &Arc<Member>) {
         self.members.lock().insert(member.id, Arc::downgrade(member));
@@ -119,7 +130,14 @@ impl Group {
 
     /// A member goes, and others have its partitions.
     pub(crate) fn leave(&self, member: u32) {
-        if self.members.lock().remove(&member).is_some() {
+        let (left, deserted) = {
+            let mut members = self.members.lock();
+            (members.remove(&member).is_some(), members.is_empty())
+        };
+        if left && deserted {
+            *self.deserted.lock() = Instant::now();
+        }
+        if left {
             self.rebalance();
         }
         // Keys are parked until the member that parked them restarts.

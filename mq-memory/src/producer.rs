@@ -185,6 +185,21 @@ impl MemoryProducer {
     }
 
     fn one(&self, message: &mut Message) -> SendResult {
+        let sent = self.try_one(message);
+        if let Err(error) = &sent {
+            self.trace_refused(error, message);
+        }
+        sent
+    }
+
+    pub(crate) fn trace_refused(&self, error: &Error, message: &Message) {
+        if let Some(trace) = &self.core.trace {
+            let place = Place { topic: &self.spec.topic, group: None, partition: 0, position: 0, member: None };
+            trace.push(What::Refused(error.to_string()), place, &message.id);
+        }
+    }
+
+    fn try_one(&self, message: &mut Message) -> SendResult {
         if let Some(error) = self.closed() {
             return Err(error);
         }

@@ -67,9 +67,9 @@ pub struct Happened {
     pub topic: Topic,
     /// The group, except for sends.
     pub group: Option<Group>,
-    /// The partition.
+    /// The partition; 0 for a refused send, which has none.
     pub partition: u32,
-    /// The position.
+    /// The position; 0 for a refused send, which has none.
     pub position: u64,
     /// The message.
     pub id: MessageId,
@@ -83,10 +83,13 @@ impl fmt::Display for Happened {
         if let Some(group) = &self.group {
             write!(f, "/{group}")?;
         }
+        if let What::Refused(why) = &self.what {
+            return write!(f, " {} refused: {why}", self.id);
+        }
         write!(f, " p{} #{} {}", self.partition, self.position, self.id)?;
         match &self.what {
             What::Sent => f.write_str(" sent"),
-            What::Refused(why) => write!(f, " refused: {why}"),
+            What::Refused(_) => Ok(()),
             What::Delivered { attempt } => write!(f, " delivered, attempt {attempt}"),
             What::Acked => f.write_str(" acked"),
             What::Retried { after, error: Some(error) } => write!(f, " failed: {error}; again after {after:?}"),
@@ -137,7 +140,13 @@ impl Trace {
     /// The message that stood at a position, which may be gone from its topic.
     pub(crate) fn id_of(&self, topic: &Topic, partition: u32, position: u64) -> MessageId {
         let events = self.events.lock();
-        let there = |e: &&Happened| e.partition == partition && e.position == position && e.topic == *topic;
+        // What was refused never stood anywhere.
+        let there = |e: &&Happened| {
+            e.partition == partition
+                && e.position == position
+                && e.topic == *topic
+                && !matches!(e.what, What::Refused(_))
+        };
         let known = events.iter().rev().filter(there).find(|e| e.id != MessageId::NIL);
         known.map(|e| e.id.clone()).unwrap_or_default()
     }

@@ -112,8 +112,8 @@ impl Settle for Untracked {
         }
         Poll::Pending
     }
-    fn is_owned(&self, _: u64) -> bool {
-        false
+    fn is_owned(&self, position: u64) -> bool {
+        self.hands.lock().held.contains_key(&position)
     }
     fn source(&self) -> &Source {
         &self.source

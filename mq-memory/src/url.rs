@@ -3,6 +3,7 @@
 use crate::faults::FaultPlan;
 use crate::profile::Profile;
 use mq_api::{Error, ErrorKind, Feature, Result};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::str::FromStr;
 use url::Url;
@@ -31,6 +32,8 @@ pub struct MemoryConfig {
     pub without: Vec<Feature>,
     /// Sends and receives through the engine's queues, as on a broker behind a network, hurt by this plan.
     pub faults: Option<FaultPlan>,
+    /// Parameters of the URL it was read from: what is asked for in words counts also where it is the default.
+    given: BTreeSet<String>,
 }
 
 impl Default for MemoryConfig {
@@ -46,6 +49,7 @@ impl Default for MemoryConfig {
             record: false,
             without: Vec::new(),
             faults: None,
+            given: BTreeSet::new(),
         }
     }
 }
@@ -83,9 +87,8 @@ impl MemoryConfig {
             return Err(bad(format!("memory URL: '#{fragment}' has no meaning; parameters begin with '?'")));
         }
         let mut partitions = None;
-        let mut seen = std::collections::BTreeSet::new();
         for (key, text) in url.query_pairs() {
-            if !seen.insert(key.to_string()) {
+            if !config.given.insert(key.to_string()) {
                 return Err(bad(format!("memory URL: parameter '{key}' is given twice")));
             }
             match &*key {
@@ -113,10 +116,10 @@ impl MemoryConfig {
         Ok(config)
     }
 
-    /// The first option that was given here and is another there.
+    /// The first option that was given here, by its name or as another than the usual, and is another there.
     pub(crate) fn differs_from(&self, running: &Self) -> Option<&'static str> {
         let usual = Self::profile(self.profile);
-        // Its name, whether it was given, whether it is the same there.
+        // Its name, whether it is not the usual, whether it is the same there.
         let options = [
             ("profile", true, self.profile == running.profile),
             ("partitions", self.partitions != usual.partitions, self.partitions == running.partitions),
@@ -132,7 +135,8 @@ impl MemoryConfig {
             ("without", !self.without.is_empty(), self.without == running.without),
             ("faults", self.faults.is_some(), self.faults == running.faults),
         ];
-        options.into_iter().find_map(|(name, given, same)| (given && !same).then_some(name))
+        let given = |name: &str, changed: bool| changed || self.given.contains(name);
+        options.into_iter().find_map(|(name, changed, same)| (given(name, changed) && !same).then_some(name))
     }
 
     /// By profile, with the defaults.

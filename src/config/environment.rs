@@ -110,6 +110,21 @@ mod tests {
     }
 
     #[test]
+    fn several_hosts_stay() {
+        for (url, whole) in [
+            ("kafka://a:9092,b:9093?client_id=x", "kafka://u:p@a:9092,b:9093?client_id=x"),
+            ("amqps://old:login@a:5671,[::1]:5672,c/shop", "amqps://u:p@a:5671,[::1]:5672,c/shop"),
+            ("redis://a,b:1", "redis://u:p@a,b:1"),
+            ("redis://a/2?name=x,y", "redis://u:p@a/2?name=x%2Cy"),
+        ] {
+            let config = read(&[("MQ_URL", url), ("MQ_USERNAME", "u"), ("MQ_PASSWORD", "p")]).unwrap();
+            assert_eq!(config.to_url().unwrap(), whole);
+        }
+        let config = read(&[("MQ_URL", "redis://a:1,b:2/3"), ("MQ_PARAM_WAIT", "1")]).unwrap();
+        assert_eq!(config.to_url().unwrap(), "redis://a:1,b:2/3?wait=1");
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let text = read(&[("MQ_URL", "memory://"), ("MQ_PASSWROD", "secret")]).unwrap_err().to_string();
         assert!(text.contains("MQ_PASSWROD") && text.contains("MQ_PASSWORD") && !text.contains("secret"), "{text}");

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use url::Url;
+use url::{Position, Url};
 
 /// Which broker to connect to, from a file, the environment, or built by hand.
 ///
@@ -115,7 +115,8 @@ impl Config {
             return Ok(text.to_owned());
         }
         let bad = |what: &str| Error::new(ErrorKind::Config, format!("the configuration's url {what}"));
-        let mut url = Url::parse(text).map_err(|e| bad(&format!("cannot be read: {e}")))?;
+        let (text, others) = one_host(text);
+        let mut url = Url::parse(&text).map_err(|e| bad(&format!("cannot be read: {e}")))?;
         if let Some(name) = &self.username {
             url.set_username(name).map_err(|()| bad("has no host that a username could be for"))?;
         }
@@ -133,8 +134,17 @@ impl Config {
         if !params.is_empty() {
             url.query_pairs_mut().clear().extend_pairs(params);
         }
-        Ok(url.into())
+        Ok(format!("{}{others}{}", &url[..Position::AfterPort], &url[Position::AfterPort..]))
     }
+}
+
+/// The URL with the first of its hosts, and the others with the comma before them: general URLs have one.
+fn one_host(url: &str) -> (String, &str) {
+    let begin = url.find("://").map_or(0, |at| at + 3);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |at| begin + at);
+    let hosts = url[begin..end].rfind('@').map_or(begin, |at| begin + at + 1);
+    let comma = url[hosts..end].find(',').map_or(end, |at| hosts + at);
+    (format!("{}{}", &url[..comma], &url[end..]), &url[comma..end])
 }
 
 impl fmt::Debug for Config {

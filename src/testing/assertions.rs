@@ -99,6 +99,12 @@ impl<'a> On<'a> {
     pub fn stale(self, n: u64) -> Self {
         self.is(Kind::Stale, n)
     }
+
+    /// Times that the retention of the topic took messages which the group had not handled.
+    #[track_caller]
+    pub fn trimmed(self, n: u64) -> Self {
+        self.is(Kind::Trimmed, n)
+    }
 }
 
 /// What happened that nobody asserted, one line each.
@@ -123,8 +129,9 @@ pub(super) fn not_covered(test: &Test) -> String {
     for (what, counts) in [("sent", &totals.sent), ("refused", &totals.refused)] {
         for (topic, n) in counts {
             let expected = if what == "sent" { test.sent_by_test(topic) } else { 0 };
+            let covered = if what == "sent" { test.covers_topic(topic) } else { test.covers_refusals(topic) };
             // Dead letters are sent by the broker, and asserted as such.
-            if *n != expected && topic.dead_letters_of().is_none() && !test.covers_topic(topic) {
+            if *n != expected && topic.dead_letters_of().is_none() && !covered {
                 let _ = writeln!(text, "  {topic}: {what} {n}, of which the test sent {expected}");
             }
         }

@@ -118,6 +118,7 @@ struct Books {
     sent: HashMap<Topic, u64>,
     covered: HashSet<(Topic, Group, Kind)>,
     topics: HashSet<Topic>,
+    refusals: HashSet<Topic>,
 }
 
 /// A worker under test, or several. Dropping it ends them.
@@ -242,6 +243,21 @@ impl Test {
         self
     }
 
+    /// Asserts how many sends to a topic were refused: it was full, the message too large, nobody would have got it.
+    ///
+    /// # Panics
+    /// When it is another number; with the timeline.
+    #[track_caller]
+    pub fn refused(&self, topic: impl Into<Topic>, n: u64) -> &Self {
+        let topic = topic.into();
+        let actual = super::tally::Totals::of(&self.events()).refused.get(&topic).copied().unwrap_or(0);
+        self.books().refusals.insert(topic.clone());
+        if actual != n {
+            self.fail(format_args!("{topic}: refused is {actual}, expected {n}"));
+        }
+        self
+    }
+
     /// Asserts that nothing happened beside what was asserted before, and that nothing is left to do.
     ///
     /// # Panics
@@ -341,6 +357,10 @@ impl Test {
 
     pub(super) fn covers_topic(&self, topic: &Topic) -> bool {
         self.books().topics.contains(topic)
+    }
+
+    pub(super) fn covers_refusals(&self, topic: &Topic) -> bool {
+        self.books().refusals.contains(topic)
     }
 
     pub(super) fn sent_by_test(&self, topic: &Topic) -> u64 {

@@ -2,12 +2,12 @@
 
 use super::Outcome;
 use super::batch::{BatchRequest, Outcomes};
-use super::books::{Books, Report};
+use super::books::Books;
+use super::course::{Course, refused};
 use super::request::Request;
-use super::route::BatchService;
-use super::slots::{Polled, Signal, Slots, Stop};
-use futures_core::future::BoxFuture;
-use mq_api::{BoxError, CloseReport, Consumer, Deliveries, Error, ErrorKind, Lost, Subscription, Ticket};
+use super::route::{BatchService, End};
+use super::slots::{Polled, Signal, Slots};
+use mq_api::{BoxError, Consumer, Deliveries, Lost, Subscription, Ticket};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -44,17 +44,11 @@ const TURN: u32 = 16;
 pub(super) struct BatchRunner<Svc: BatchService> {
     service: Svc,
     ready: bool,
-    consumer: Box<dyn Consumer>,
+    course: Course,
     slots: Slots<Svc::Future, Vec<Ticket>, AllLost>,
     buffer: Deliveries,
     max: usize,
     books: Books,
-    /// At most once: what the consumer has is settled, and is begun also while the route closes.
-    settled_first: bool,
-    signal: Arc<Signal>,
-    deadline: Duration,
-    closing: Option<BoxFuture<'static, CloseReport>>,
-    error: Option<Error>,
 }
 
 impl<Svc: BatchService> BatchRunner<Svc> {
@@ -69,38 +63,31 @@ impl<Svc: BatchService> BatchRunner<Svc> {
         Self {
             service,
             ready: false,
-            consumer,
-            slots: Slots::new(subscription.concurrency.max(1), signal.clone()),
+            course: Course::new(subscription, consumer, signal.clone(), deadline),
+            slots: Slots::new(subscription.concurrency.max(1), signal),
             buffer: Deliveries::new(),
             max: max.clamp(1, subscription.max_in_flight.max(1)),
             books: Books::default(),
-            settled_first: subscription.settles_first(),
-            signal,
-            deadline,
-            closing: None,
-            error: None,
         }
     }
 
-    pub(super) fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {
-        self.signal.register(cx);
+    pub(super) fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        self.course.register(cx);
         let books = &mut self.books;
         self.slots.poll_woken(|polled| enter(books, polled));
-        if self.closing.is_none() {
-            match self.signal.stopping() {
-                Stop::No => self.feed_safely(cx),
-                _ => self.begin_close(),
-            }
+        if self.course.is_to_close() {
+            self.course.begin_close();
         }
-        let goes_on = self.settled_first && self.error.is_none() && self.signal.stopping() != Stop::Abandon;
-        if self.closing.is_some() && goes_on {
+        if self.course.goes_on() {
             self.feed_safely(cx);
         }
         self.books.flush();
         if self.slots.busy() == 0 {
-            self.signal.idle();
+            self.course.idle();
         }
-        self.poll_close(cx)
+        let lost = |books: &mut Books, tickets: Vec<Ticket>| tickets.into_iter().for_each(|ticket| books.lost(ticket));
+        ready!(self.course.poll_close(cx, &mut self.slots, &mut self.books, lost));
+        Poll::Ready(self.course.end(self.books.report))
     }
 
     /// Feeds, and goes on after a handler that panicked.
@@ -123,19 +110,15 @@ impl<Svc: BatchService> BatchRunner<Svc> {
             if !self.ready {
                 match self.service.poll_ready(cx) {
                     Poll::Ready(Ok(())) => self.ready = true,
-                    Poll::Ready(Err(e)) => {
-                        let e: BoxError = e.into();
-                        let text = format!("a layer of a batch route is not ready any more: {e}");
-                        return self.fail(Error::new(ErrorKind::Other, text).with_source(e));
-                    }
+                    Poll::Ready(Err(e)) => return self.course.fail(refused(e)),
                     Poll::Pending => return,
                 }
             }
             self.books.flush();
-            match self.consumer.poll_batch(cx, self.max, &mut self.buffer) {
-                Poll::Ready(Ok(0)) => return self.begin_close(),
+            match self.course.consumer.poll_batch(cx, self.max, &mut self.buffer) {
+                Poll::Ready(Ok(0)) => return self.course.begin_close(),
                 Poll::Ready(Ok(_)) => {}
-                Poll::Ready(Err(e)) => return self.fail(e),
+                Poll::Ready(Err(e)) => return self.course.fail(e),
                 Poll::Pending => return,
             }
             let mut requests = Vec::with_capacity(self.buffer.len());
@@ -154,37 +137,6 @@ impl<Svc: BatchService> BatchRunner<Svc> {
         }
         cx.waker().wake_by_ref();
     }
-
-    #[cold]
-    fn fail(&mut self, error: Error) {
-        tracing::error!(error = %error, "a batch route ends");
-        self.error = Some(error);
-        self.begin_close();
-    }
-
-    #[cold]
-    fn begin_close(&mut self) {
-        if self.closing.is_none() {
-            self.closing = Some(self.consumer.control().close(self.deadline));
-        }
-    }
-
-    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {
-        let Some(closing) = &mut self.closing else { return Poll::Pending };
-        let books = &mut self.books;
-        if self.signal.stopping() == Stop::Abandon {
-            // After the close began, a dropped ticket goes back at once.
-            self.slots.abandon(|tickets| tickets.into_iter().for_each(|ticket| books.lost(ticket)));
-        }
-        let close = ready!(closing.as_mut().poll(cx));
-        self.slots.abandon(|tickets| tickets.into_iter().for_each(|ticket| books.lost(ticket)));
-        self.books.report.close += close;
-        let report = self.books.report;
-        Poll::Ready(match self.error.take() {
-            None => Ok(report),
-            Some(error) => Err((error, report)),
-        })
-    }
 }
 
 fn enter<E: Into<BoxError>>(books: &mut Books, polled: Polled<Result<Outcomes, E>, Vec<Ticket>>) {
@@ -195,12 +147,15 @@ fn enter<E: Into<BoxError>>(books: &mut Books, polled: Polled<Result<Outcomes, E
         Polled::Done(Ok(Outcomes::All(outcome)), tickets) => {
             tickets.into_iter().for_each(|ticket| books.settle_or_ack(outcome.clone(), ticket));
         }
+        Polled::Done(Ok(Outcomes::Each(each)), tickets) if each.len() == tickets.len() => {
+            each.into_iter().zip(tickets).for_each(|(outcome, ticket)| books.settle_or_ack(outcome, ticket));
+        }
+        // Which is whose nobody knows: an ack may be meant for another.
         Polled::Done(Ok(Outcomes::Each(each)), tickets) => {
-            let mut each = each.into_iter();
-            for ticket in tickets {
-                let missing = || Outcome::failed("a layer of a batch route returned too few outcomes");
-                books.settle_or_ack(each.next().unwrap_or_else(missing), ticket);
-            }
+            let (some, all) = (each.len(), tickets.len());
+            let text = format!("a layer of a batch route returned {some} outcomes for {all} messages");
+            let outcome = Outcome::failed(text);
+            tickets.into_iter().for_each(|ticket| books.settle_or_ack(outcome.clone(), ticket));
         }
         Polled::Done(Err(error), tickets) => {
             let outcome = Outcome::failed(error);

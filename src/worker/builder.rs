@@ -181,8 +181,15 @@ impl<S, R: Routes> Worker<S, R> {
     pub async fn run_until(self, until: impl Future<Output = ()>) -> Result<Report> {
         let Self { broker, routes, deadline, handle, .. } = self;
         let mut plans = Vec::new();
+        let any_without = routes.any_without();
         routes.plans(&mut plans);
         let _ended = Ended(handle.clone());
+        if any_without {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "a route of the worker has no subscription (an empty list), so its handler would never be called",
+            ));
+        }
         if plans.is_empty() {
             return Err(Error::new(
                 ErrorKind::Config,

@@ -4,6 +4,8 @@
 //! itself. This layer keeps the ids of messages whose handler *succeeded* and acknowledges repeats without calling it. An
 //! id is stored only after the success, so a crash between handler and mark repeats the handler and never skips it: to be
 //! exact across crashes, mark in the same transaction as the handler's own work.
+//!
+//! A broadcast is handed out once to each receiver, and each has to handle its own copy: the layer lets those through.
 
 use super::{Outcome, Request};
 use mq_api::{BoxError, Failure, Group, MessageId, Topic};
@@ -202,7 +204,7 @@ where
             store: self.layer.store.clone(),
             gate: self.layer.gate.clone(),
             claim: None,
-            step: Step::Enter,
+            step: if source.group.is_some() { Step::Enter } else { Step::Through },
             waiting: Some((ready, request)),
         }
     }
@@ -211,6 +213,8 @@ where
 pin_project! {
     #[project = StepProj]
     enum Step<C, H, M> {
+        // Each receiver of a broadcast has a copy: what another handled is not done here.
+        Through,
         Enter,
         Check { #[pin] check: C },
         Handle { #[pin] handler: H },
@@ -243,6 +247,10 @@ where
         let mut this = self.project();
         let outcome = loop {
             match this.step.as_mut().project() {
+                StepProj::Through => match this.waiting.take() {
+                    Some((mut service, request)) => this.step.set(Step::Handle { handler: service.call(request) }),
+                    None => break Ok(Outcome::Release),
+                },
                 StepProj::Enter => match this.gate.poll_enter(this.key, cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(claim) => {
@@ -265,7 +273,9 @@ where
                 },
                 StepProj::Handle { handler } => match handler.poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(Outcome::Ack)) => this.step.set(Step::Mark { mark: this.store.mark_done(this.key) }),
+                    Poll::Ready(Ok(Outcome::Ack)) if this.claim.is_some() => {
+                        this.step.set(Step::Mark { mark: this.store.mark_done(this.key) })
+                    }
                     Poll::Ready(other) => break other,
                 },
                 StepProj::Mark { mark } => match mark.poll(cx) {

@@ -13,6 +13,7 @@ mod batch;
 mod batch_runner;
 mod books;
 mod builder;
+mod course;
 mod extract;
 mod handle;
 pub mod handler;

@@ -114,13 +114,25 @@ impl Plan {
 pub trait Routes {
     #[doc(hidden)]
     fn plans(self, plans: &mut Vec<Plan>);
+
+    /// Whether one of them was given no subscription.
+    #[doc(hidden)]
+    fn any_without(&self) -> bool;
 }
 
 impl Routes for () {
     fn plans(self, _: &mut Vec<Plan>) {}
+
+    fn any_without(&self) -> bool {
+        false
+    }
 }
 
 impl<R: Routes, Svc: MessageService> Routes for (R, One<Svc>) {
+    fn any_without(&self) -> bool {
+        self.1.subscriptions.is_empty() || self.0.any_without()
+    }
+
     fn plans(self, plans: &mut Vec<Plan>) {
         self.0.plans(plans);
         let One { subscriptions, service } = self.1;
@@ -136,6 +148,10 @@ impl<R: Routes, Svc: MessageService> Routes for (R, One<Svc>) {
 }
 
 impl<R: Routes, Svc: BatchService> Routes for (R, Many<Svc>) {
+    fn any_without(&self) -> bool {
+        self.1.subscriptions.is_empty() || self.0.any_without()
+    }
+
     fn plans(self, plans: &mut Vec<Plan>) {
         self.0.plans(plans);
         let Many { subscriptions, service, max } = self.1;

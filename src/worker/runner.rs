@@ -1,16 +1,16 @@
 //! Runs one route: fetches, calls the service, settles.
 
 use super::Outcome;
-use super::books::{Books, Report};
+use super::books::Books;
+use super::course::{Course, refused};
 use super::request::Request;
-use super::route::MessageService;
-use super::slots::{Polled, Signal, Slots, Stop};
-use futures_core::future::BoxFuture;
-use mq_api::{CloseReport, Consumer, Deliveries, Error, ErrorKind, Guarantee, Subscription, Ticket};
+use super::route::{End, MessageService};
+use super::slots::{Polled, Signal, Slots};
+use mq_api::{Consumer, Deliveries, Error, Guarantee, Subscription, Ticket};
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::task::coop::has_budget_remaining;
 
@@ -49,19 +49,13 @@ pub(super) struct Runner<Svc: MessageService> {
     ready: bool,
     /// A layer lets nothing through, as far as was seen last.
     held_up: bool,
-    consumer: Box<dyn Consumer>,
+    course: Course,
     slots: Slots<Svc::Future, Ticket>,
     buffer: Deliveries,
     books: Books,
     appetite: Appetite,
     /// Whether what was fetched and not begun can be given back; a broadcast or at-most-once delivery cannot.
     returns: bool,
-    /// At most once: what was fetched is settled, and is begun also while the route closes.
-    settled_first: bool,
-    signal: Arc<Signal>,
-    deadline: Duration,
-    closing: Option<BoxFuture<'static, CloseReport>>,
-    error: Option<Error>,
 }
 
 impl<Svc: MessageService> Runner<Svc> {
@@ -72,51 +66,41 @@ impl<Svc: MessageService> Runner<Svc> {
         signal: Arc<Signal>,
         deadline: Duration,
     ) -> Self {
-        let settled_first = subscription.settles_first();
         Self {
             service,
             ready: false,
             held_up: false,
-            consumer,
-            slots: Slots::new(subscription.concurrency.max(1), signal.clone()),
+            course: Course::new(subscription, consumer, signal.clone(), deadline),
+            slots: Slots::new(subscription.concurrency.max(1), signal),
             buffer: Deliveries::new(),
             books: Books::default(),
             // At most once is settled at the fetch: what is fetched ahead would be lost with this process.
             appetite: Appetite { at_once: 0, ahead: subscription.guarantee == Guarantee::AtLeastOnce },
-            returns: subscription.group_name().is_some() && !settled_first,
-            settled_first,
-            signal,
-            deadline,
-            closing: None,
-            error: None,
+            returns: subscription.group_name().is_some() && !subscription.settles_first(),
         }
     }
 
     /// Runs until the consumer ends or the signal says stop; ready after everything in hand was settled or given back.
     #[inline]
-    pub(super) fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {
-        self.signal.register(cx);
+    pub(super) fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        self.course.register(cx);
         let books = &mut self.books;
         self.slots.poll_woken(|polled| books.enter(polled));
         self.heed_transient();
-        if self.closing.is_none() {
-            match self.signal.stopping() {
-                Stop::No => self.feed_safely(cx),
-                _ => self.begin_close(),
-            }
+        if self.course.is_to_close() {
+            self.begin_close();
         }
-        let goes_on = self.settled_first && self.error.is_none() && self.signal.stopping() != Stop::Abandon;
-        if self.closing.is_some() && goes_on {
+        if self.course.goes_on() {
             self.feed_safely(cx);
-            if self.slots.busy() == 0 && self.held_up {
-                self.lose_buffer();
-            }
+        }
+        if self.course.is_closing() && self.slots.busy() == 0 && self.held_up {
+            self.lose_buffer();
         }
         self.books.flush();
         if self.slots.busy() == 0 {
-            self.signal.idle();
+            self.course.idle();
         }
-        if self.closing.is_some() { self.poll_close(cx) } else { Poll::Pending }
+        if self.course.is_closing() { self.poll_close(cx) } else { Poll::Pending }
     }
 
     /// Feeds, and goes on after a handler that panicked.
@@ -141,7 +125,7 @@ impl<Svc: MessageService> Runner<Svc> {
             if !self.ready {
                 match self.service.poll_ready(cx) {
                     Poll::Ready(Ok(())) => self.ready = true,
-                    Poll::Ready(Err(e)) => return self.fail(refused(e.into())),
+                    Poll::Ready(Err(e)) => return self.fail(refused(e)),
                     Poll::Pending => {
                         self.held_up = true;
                         self.appetite.waited();
@@ -152,7 +136,7 @@ impl<Svc: MessageService> Runner<Svc> {
             if self.buffer.is_empty() {
                 self.books.flush();
                 let most = self.appetite.next(self.slots.free());
-                match self.consumer.poll_batch(cx, most, &mut self.buffer) {
+                match self.course.consumer.poll_batch(cx, most, &mut self.buffer) {
                     Poll::Ready(Ok(0)) => return self.begin_close(),
                     Poll::Ready(Ok(_)) => {}
                     Poll::Ready(Err(e)) => return self.fail(e),
@@ -211,9 +195,8 @@ impl<Svc: MessageService> Runner<Svc> {
 
     #[cold]
     fn fail(&mut self, error: Error) {
-        tracing::error!(error = %error, "a route ends");
-        self.error = Some(error);
-        self.begin_close();
+        self.give_back();
+        self.course.fail(error);
         // Nothing is begun any more.
         self.lose_buffer();
     }
@@ -221,7 +204,7 @@ impl<Svc: MessageService> Runner<Svc> {
     /// What was fetched and cannot be begun or given back. Of a broadcast the next program has its own copy.
     #[cold]
     fn lose_buffer(&mut self) {
-        if self.settled_first {
+        if self.course.settled_first {
             self.books.report.lost += self.buffer.len() as u64;
         }
         self.buffer.release_all();
@@ -229,38 +212,18 @@ impl<Svc: MessageService> Runner<Svc> {
 
     #[cold]
     fn begin_close(&mut self) {
-        if self.closing.is_some() {
-            return;
-        }
         self.give_back();
-        if !self.returns && !self.settled_first {
+        if !self.returns && !self.course.settled_first {
             self.lose_buffer();
         }
-        self.closing = Some(self.consumer.control().close(self.deadline));
+        self.course.begin_close();
     }
 
     #[cold]
-    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<Report, (Error, Report)>> {
-        if self.signal.stopping() == Stop::Abandon {
-            // After the close began, a dropped ticket goes back at once.
-            self.slots.abandon(|ticket| self.books.lost(ticket));
-        }
-        let Some(closing) = &mut self.closing else { return Poll::Pending };
-        let Poll::Ready(close) = closing.as_mut().poll(cx) else { return Poll::Pending };
-        if self.slots.busy() > 0 {
-            tracing::warn!(handlers = self.slots.busy(), "the deadline passed: handlers still at work are dropped");
-        }
-        self.slots.abandon(|ticket| self.books.lost(ticket));
-        self.books.report.close += close;
-        let report = self.books.report;
-        Poll::Ready(match self.error.take() {
-            None => Ok(report),
-            Some(error) => Err((error, report)),
-        })
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        ready!(self.course.poll_close(cx, &mut self.slots, &mut self.books, Books::lost));
+        // What a layer held up until the deadline.
+        self.lose_buffer();
+        Poll::Ready(self.course.end(self.books.report))
     }
-}
-
-#[cold]
-fn refused(error: mq_api::BoxError) -> Error {
-    Error::new(ErrorKind::Other, format!("a layer of the worker is not ready any more: {error}")).with_source(error)
 }

@@ -1,7 +1,7 @@
 //! Section 4, second half: ownership in time, and what comes too late.
 
 use crate::case::cases;
-use crate::{Check, Clock, Connection, GROUP, Got, Member, Stopwatch, Test, ensure, ensure_eq};
+use crate::{Check, Clock, Connection, GROUP, Got, Member, Stopwatch, Test, TestFailure, ensure, ensure_eq};
 use mq_api::{Disposition, Envelope, Reason, Settled, Subscription};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ cases! {
     "4.6" p4_6_a_held_delivery_stays_owned needs [Groups Settlement] bugs [LeaseNotRenewed];
     "4.6" p4_6_past_max_processing_it_is_a_nack needs [Groups Settlement Retry] bugs [MaxProcessingIgnored];
     "4.6" p4_6_timeouts_end_in_the_dead_letters needs [Groups Settlement Retry DeadLetters] bugs [MaxProcessingIgnored] one;
+    "4.6" p4_6_a_broadcast_held_too_long_counts_no_more needs [Broadcast] bugs [MaxProcessingIgnored] one;
     "4.6" p4_6_lost_ownership_fires_the_token needs [Groups Settlement Retry] bugs [LostSilent] one;
     "4.7" p4_7_a_dead_members_deliveries_reach_another_in_time needs [Groups Settlement] bugs [CrashIsNone];
     "4.7" p4_7_and_not_before_its_lease_ran_out needs [Groups Settlement] bugs [LeaseNotRenewed] one;
@@ -120,6 +121,40 @@ async fn p4_6_past_max_processing_it_is_a_nack(t: Test) -> Check {
     ensure_eq!((again.label.as_str(), again.attempt()), ("m", 2), "what comes after a time-out");
     again.ack_ok().await?;
     t.all_settled(&c, GROUP).await
+}
+
+async fn p4_6_a_broadcast_held_too_long_counts_no_more(t: Test) -> Check {
+    let c = t.connect().await?;
+    let sender = t.sender_with(&c, t.spec_to(t.topic())).await?;
+    let mut sub = t.paced(Subscription::broadcast(t.topic())).max_in_flight(1);
+    sub.max_processing = t.pace().long;
+    let mut receiver = t.member_with(&c, "a", sub).await?;
+    sender.send("held").await?;
+    let held = receiver.next().await?;
+    let watch = Stopwatch::start();
+    sender.send("next").await?;
+    ensure!(held.is_owned(), "what is in hand is not owned");
+    // The bound is one: the next comes when the first counts no more, which is told to whoever handles it.
+    let mut lost = held.lost();
+    tokio::select! { biased;
+        () = &mut lost => {}
+        came = receiver.next() => return Err(TestFailure::new(format!("{} came beside one in hand", came?.label))),
+    }
+    let limit = t.pace().long;
+    ensure!(watch.elapsed() >= limit, "it counted no more after {:?}, before {limit:?}", watch.elapsed());
+    ensure!(!held.is_owned(), "it is still owned");
+    let next = receiver.next().await?;
+    ensure_eq!(next.label, "next", "what comes after a time-out");
+    ensure_eq!(held.ack().await, Settled::Untracked, "an ack after max_processing");
+    // A settlement that came too late gives no room a second time.
+    sender.send("last").await?;
+    receiver.stays_quiet_for(limit / 4).await?;
+    ensure!(next.is_owned(), "a late settlement of another took it away");
+    next.ack().await;
+    let last = receiver.next().await?;
+    ensure_eq!((last.label.as_str(), last.attempt()), ("last", 1), "what comes last, and nothing twice");
+    last.ack().await;
+    receiver.stays_quiet().await
 }
 
 async fn p4_6_timeouts_end_in_the_dead_letters(t: Test) -> Check {

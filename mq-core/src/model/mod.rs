@@ -4,6 +4,8 @@
 #[cfg(not(feature = "shuttle"))]
 mod lane;
 #[cfg(not(feature = "shuttle"))]
+mod lists;
+#[cfg(not(feature = "shuttle"))]
 mod outbox;
 #[cfg(not(feature = "shuttle"))]
 mod settles;

@@ -216,3 +216,31 @@ async fn a_roster_closes_within_its_deadline() {
     roster.close(crate::rig::secs(25), async { 0 }).await;
     assert!(start.elapsed() < crate::rig::secs(30), "close(25 s) took {:?}", start.elapsed());
 }
+
+/// As of a consumer: "bounded" by the deadline of each who asks, whoever asked first.
+#[tokio::test(start_paused = true)]
+async fn a_second_close_is_over_by_its_own_deadline() {
+    use crate::rig::{Rig, secs};
+    use mq_api::{Message, Producer};
+    for roster in [false, true] {
+        let rig = Rig::new();
+        rig.script.writes(|_| crate::script::Write::Silent);
+        let producer = rig.producer("orders").await;
+        drop(producer.send(Message::new("x")));
+        let all = mq_core::Roster::default();
+        all.producer(&producer).await.unwrap();
+        let close = async |deadline| match roster {
+            false => producer.close(deadline).await,
+            true => all.close(deadline, async { 0 }).await,
+        };
+        let start = tokio::time::Instant::now();
+        let second = async {
+            tokio::time::sleep(secs(1)).await;
+            close(secs(1)).await
+        };
+        let (first, second) = tokio::join!(close(secs(20)), second);
+        assert_eq!((first.unknown, second), (1, first));
+        assert!(start.elapsed() < secs(5), "close(1 s) took {:?}; a roster: {roster}", start.elapsed());
+        rig.assert_nothing_left().await;
+    }
+}

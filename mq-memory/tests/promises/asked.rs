@@ -59,6 +59,21 @@ async fn other_options_than_those_of_the_running_broker_are_refused() -> Result<
     Ok(())
 }
 
+// The same of options that ask in words for what is usual.
+#[tokio::test(start_paused = true)]
+async fn usual_options_that_are_given_are_compared_too() -> Result<()> {
+    let other = "partitions=2&history=7&capacity=7&capacity_bytes=7&record=true";
+    let _a = connect(&format!("memory://usual?{other}")).await?;
+    let usual = ["partitions=1", "history=100000", "capacity=10000000", "capacity_bytes=1073741824", "record=false"];
+    for one in usual {
+        let text = connect(&format!("memory://usual?{one}")).await.err().map(|error| error.to_string());
+        let name = one.split('=').next().expect("a name");
+        assert!(text.as_ref().is_some_and(|text| text.contains(name)), "{one}: {text:?}");
+    }
+    assert!(connect("memory://usual").await.is_ok(), "nothing is asked for");
+    Ok(())
+}
+
 // 4.2, several runtimes
 #[test]
 fn a_consumer_outlives_the_runtime_it_was_made_in() -> Result<()> {
@@ -116,4 +131,31 @@ async fn pending_is_oldest_first() -> Result<()> {
     let first = &broker.admin().pending(&"t".into(), &"g".into(), 1).await?[0];
     assert!(first.idle >= 99 * SECOND, "{first:?}");
     Ok(())
+}
+
+// 8.2: how long nobody was there to fetch, while what the group pins grows towards the bound
+#[tokio::test(start_paused = true)]
+async fn an_idle_group_that_pins_messages_is_reported_before_the_topic_is_full() -> Result<()> {
+    let broker = connect("memory://idle?capacity=10").await?;
+    let (p, admin) = (broker.producer("t").await?, broker.admin());
+    let mut busy = broker.subscribe(Subscription::group("t", "busy")).await?;
+    let left = broker.subscribe(Subscription::group("t", "left")).await?;
+    left.control().close(SECOND).await;
+    for n in 1..=10u64 {
+        p.send(Message::new("x")).await?;
+        recv(&mut busy).await.expect("x").ack().await;
+        sleep(60 * SECOND).await;
+        let groups = admin.groups(&"t".into()).await?;
+        let of = |name: &str| groups.iter().find(|g| g.group.as_str() == name).expect("listed");
+        assert_eq!(of("left").backlog.ready, mq_api::Count::Exact(n), "pinned");
+        assert_eq!(of("left").idle.map(|idle| idle.as_secs()), Some(n * 60));
+        assert_eq!((of("busy").idle, of("busy").members.len()), (None, 1));
+    }
+    let full = p.send(Message::new("x")).await.expect_err("it is full");
+    assert!(full.to_string().contains("delete idle groups"), "{full}");
+    let back = broker.subscribe(Subscription::group("t", "left")).await?;
+    assert_eq!(admin.groups(&"t".into()).await?.last().and_then(|group| group.idle), None, "somebody came");
+    drop(back);
+    admin.delete_group(&"t".into(), &"left".into()).await?;
+    p.send(Message::new("x")).await.map(drop)
 }

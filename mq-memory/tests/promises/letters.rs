@@ -135,3 +135,32 @@ async fn one_redrive_sends_each_letter_back_once() -> Result<()> {
     assert_eq!(report.redriven, 1, "{report:?}");
     Ok(())
 }
+
+// 5.3: "losing nothing when stopped midway"
+#[tokio::test(start_paused = true)]
+async fn a_redrive_loses_nothing_when_its_group_or_topic_is_made_again_midway() -> Result<()> {
+    for topic in [false, true] {
+        let broker = connect(&format!("memory://redrive-{topic}")).await?;
+        let mut c = three_letters(&broker).await?;
+        let (b, admin) = (broker.clone(), broker.admin());
+        let options = || RedriveOptions::default().rate(1);
+        let redrive = tokio::spawn(async move { b.admin().redrive(&"t".into(), &"g".into(), options()).await });
+        let first = recv(&mut c).await.expect("the first comes back");
+        let mut came = vec![label(&first)];
+        first.ack().await;
+        match topic {
+            true => assert!(admin.delete_topic(&"t".into()).await?),
+            false => assert!(admin.delete_group(&"t".into(), &"g".into()).await?),
+        }
+        while let Some(d) = recv(&mut c).await {
+            came.push(label(&d));
+            d.ack().await;
+        }
+        let report = redrive.await.expect("no panic");
+        let left = admin.dead_letters(&"t".into(), &"g".into(), 10).await?;
+        came.extend(left.iter().map(|letter| String::from_utf8_lossy(letter.message.payload_bytes()).into_owned()));
+        came.sort();
+        assert_eq!(came, ["0", "1", "2"], "came back, or still among the dead letters; {report:?}; a topic: {topic}");
+    }
+    Ok(())
+}
