@@ -39,7 +39,8 @@ pub trait Admin: Send + Sync {
     async fn dead_letters(&self, topic: &Topic, group: &Group, limit: usize) -> Result<Vec<DeadLetter>>;
 
     /// Sends dead letters back to the group they came from. Each is confirmed there before it leaves the dead letters, so a
-    /// stop midway loses nothing and the next call goes on.
+    /// stop midway loses nothing and the next call goes on. Two at once on one group lose nothing either, but may each send a
+    /// letter back and count it: run one at a time.
     async fn redrive(&self, topic: &Topic, group: &Group, options: RedriveOptions) -> Result<RedriveReport>;
 
     /// Drops dead letters for good; says how many.
