@@ -39,5 +39,5 @@ impl World {
 
 /// No test waits for ever.
 pub(crate) async fn within<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(30), future).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
 }
