@@ -75,7 +75,7 @@ impl Redis {
 }
 
 mod backoff {
-    use super::Hub;
+    use super::{Hub, Options};
     use mq_api::{Error, ErrorKind, Result};
     use mq_core::ConnectPolicy;
     use std::sync::Arc;
@@ -92,7 +92,8 @@ mod backoff {
                 Ok(Err(error)) => error,
                 // Each of several hosts that say nothing has its own limit.
                 Err(_) => {
-                    let text = format!("no server answered within {:?}", hub.options.connect_timeout);
+                    let Options { place, connect_timeout, .. } = &hub.options;
+                    let text = format!("connecting to Redis at {place}: no greeting within {connect_timeout:?}");
                     return Err(Error::new(ErrorKind::Unavailable, text));
                 }
             };

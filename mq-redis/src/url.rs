@@ -39,6 +39,20 @@ pub(crate) enum Place {
     Socket(PathBuf),
 }
 
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hosts(hosts) => {
+                for (at, (host, port)) in hosts.iter().enumerate() {
+                    write!(f, "{}{host}:{port}", if at > 0 { ", " } else { "" })?;
+                }
+                Ok(())
+            }
+            Self::Socket(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
 /// Everything that a URL says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
