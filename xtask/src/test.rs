@@ -77,7 +77,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 /// Steps that run at the same time on two cores, once all is built.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 4;
 
 /// Clusters whose URL the suite of their backend can be given. Of RabbitMQ it reaches one node, and the others take part.
 /// Kafka's would need a listener for the suite's proxies on each node; its crate's own tests have the cluster.
