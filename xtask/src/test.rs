@@ -37,10 +37,10 @@ const BACKENDS: [(&str, Option<Kind>); 6] = [
 
 /// Backends whose own issue is still open. Their tests and their suite run and are shown, with what fails; they do not decide
 /// the verdict yet. A backend leaves this list when its issue is resolved.
-pub(crate) const OPEN: [&str; 5] = ["redis", "redis-pubsub", "amqp", "amqp-classic", "kafka"];
+pub(crate) const OPEN: [&str; 1] = ["kafka"];
 
 /// The crates of those.
-const OPEN_CRATES: [&str; 3] = ["mq-redis", "mq-amqp", "mq-kafka"];
+const OPEN_CRATES: [&str; 1] = ["mq-kafka"];
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
