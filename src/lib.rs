@@ -13,7 +13,8 @@
 //! # async fn run() -> anymq::Result<()> {
 //! let broker = anymq::connect("memory://shop").await?; // or redis://, amqp://, kafka://
 //! let order = Order { customer: "ada".into(), total: 42 };
-//! broker.producer("orders").await?.send(Message::json(&order)?.key("ada")).await?; // Ok = the broker has it
+//! let producer = broker.producer(ProducerSpec::new("orders").group("billing")).await?; // made, if it is not there yet
+//! producer.send(Message::json(&order)?.key("ada")).await?; // Ok = the broker has it
 //! Worker::new(broker).route(Subscription::group("orders", "billing"), bill).run_until_signal().await?;
 //! # Ok(()) }
 //! ```
@@ -70,4 +71,6 @@ mod pages {
     struct TestingGuide;
     #[doc = include_str!("../docs/guide/configuration.md")]
     struct ConfigurationGuide;
+    #[doc = include_str!("../docs/guide/watching.md")]
+    struct WatchingGuide;
 }

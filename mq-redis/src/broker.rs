@@ -86,15 +86,18 @@ mod backoff {
         let until = tokio::time::Instant::now() + hub.options.connect_timeout;
         let policy = ConnectPolicy { min_pause: Duration::from_millis(50), ..ConnectPolicy::default() };
         let mut pauses = policy.pauses();
+        let mut last = None;
         loop {
             let error = match tokio::time::timeout_at(until, hub.link("")).await {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(error)) => error,
-                // Each of several hosts that say nothing has its own limit.
+                // Each of several hosts that say nothing has its own limit. What an attempt said before tells more.
                 Err(_) => {
-                    let Options { place, connect_timeout, .. } = &hub.options;
-                    let text = format!("connecting to Redis at {place}: no greeting within {connect_timeout:?}");
-                    return Err(Error::new(ErrorKind::Unavailable, text));
+                    return Err(last.unwrap_or_else(|| {
+                        let Options { place, connect_timeout, .. } = &hub.options;
+                        let text = format!("connecting to Redis at {place}: no greeting within {connect_timeout:?}");
+                        Error::new(ErrorKind::Unavailable, text)
+                    }));
                 }
             };
             let now = tokio::time::Instant::now();
@@ -104,6 +107,7 @@ mod backoff {
                 return Err(error);
             }
             let pause = hub.env.jittered(pauses.next().unwrap_or(policy.max_pause));
+            last = Some(error);
             tokio::time::sleep(pause.min(until - now)).await;
         }
     }

@@ -13,7 +13,8 @@ pub struct Report {
     pub failed: u64,
     /// Of those, panics.
     pub panicked: u64,
-    /// Dead-lettered by the handler or because it could not be decoded.
+    /// Dead-lettered because the handler's [`Outcome`] said so, or because it could not be decoded. What the retry policy
+    /// dead-letters (a permanent failure, the last attempt) is in [`failed`](Self::failed); `Admin::backlog` counts all.
     pub dead_lettered: u64,
     /// Given back untried: by the handler, or fetched ahead and not begun.
     pub released: u64,

@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+/// How long a close may go on once nobody waits for handlers any more: enough to give back what a server that answers is given.
+const GOODBYE: Duration = Duration::from_secs(1);
+
 /// See the module.
 pub(super) struct Course {
     pub(super) consumer: Box<dyn Consumer>,
@@ -18,6 +21,7 @@ pub(super) struct Course {
     signal: Arc<Signal>,
     deadline: Duration,
     closing: Option<BoxFuture<'static, CloseReport>>,
+    hurried: bool,
     error: Option<Error>,
 }
 
@@ -29,7 +33,7 @@ impl Course {
         deadline: Duration,
     ) -> Self {
         let settled_first = subscription.settles_first();
-        Self { consumer, settled_first, signal, deadline, closing: None, error: None }
+        Self { consumer, settled_first, signal, deadline, closing: None, hurried: false, error: None }
     }
 
     /// The task is woken by what it is told from outside.
@@ -92,6 +96,10 @@ impl Course {
         if self.signal.stopping() == Stop::Abandon {
             // After the close began, a dropped ticket goes back at once.
             slots.abandon(|kept| lost(books, kept));
+            if !std::mem::replace(&mut self.hurried, true) {
+                // The earliest deadline of all counts; a server that is away would be waited for until the other.
+                drop(self.consumer.control().close(GOODBYE));
+            }
         }
         let close = ready!(closing.as_mut().poll(cx));
         if slots.busy() > 0 {

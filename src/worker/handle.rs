@@ -53,6 +53,7 @@ impl WorkerHandle {
     }
 
     /// As [`shutdown`](Self::shutdown), but drops the handlers at work instead of waiting for them; their messages go back.
+    /// A broker that is away is waited for no longer than a second.
     pub fn abandon(&self) {
         self.stop(Stop::Abandon);
     }
