@@ -9,9 +9,9 @@ use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{Channel, ConnectionProperties};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
-use mq_core::Env;
+use mq_core::{Env, HostTurns};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Longest wait for one host. A frozen one accepts and says nothing.
@@ -36,8 +36,8 @@ pub(crate) struct Connections {
     env: Env,
     publish: tokio::sync::Mutex<Option<Arc<Live>>>,
     consume: tokio::sync::Mutex<Option<Arc<Live>>>,
-    /// The host to begin with: the one that worked last.
-    next: AtomicUsize,
+    /// Which host is tried next.
+    turns: HostTurns,
     closed: AtomicBool,
     health: HealthSetter,
     /// Of the two connections.
@@ -55,7 +55,7 @@ impl Connections {
             env,
             publish,
             consume,
-            next: 0.into(),
+            turns: HostTurns::default(),
             closed: false.into(),
             health,
             spent: Default::default(),
@@ -132,30 +132,25 @@ impl Connections {
     /// Tries every host, beginning with the one that worked last, or behind the one that was tried last and did not.
     async fn open(&self, role: Role, limit: Duration) -> Result<Live> {
         let began = self.env.now();
-        let first = self.next.load(Ordering::Relaxed);
-        let count = self.url.hosts.len();
-        let mut last = None;
-        for at in (first..first + count).map(|at| at % count) {
-            let left = limit.saturating_sub(self.env.now() - began);
-            if last.is_some() && (left.is_zero() || self.closed.load(Ordering::SeqCst)) {
-                break;
-            }
-            // Before it is tried: an attempt that is given up midway must not begin here again, or hosts that say nothing hide
-            // those behind them for ever.
-            self.next.store((at + 1) % count, Ordering::Relaxed);
+        let (mut left, mut last) = (limit, None);
+        for at in self.turns.of(self.url.hosts.len()) {
             let (host, port) = &self.url.hosts[at];
             let what = format!("connect to {host}:{port}");
-            let limit = left.min(HOST);
-            match tokio::time::timeout(limit, self.open_at(role, host, *port)).await {
+            let patience = left.min(HOST);
+            let error = match tokio::time::timeout(patience, self.open_at(role, host, *port)).await {
                 Ok(Ok(connection)) => {
-                    self.next.store(at, Ordering::Relaxed);
+                    self.turns.worked(at);
                     return Ok(connection);
                 }
-                Ok(Err(error)) => last = Some(not_there(login(fault(what, error)))),
-                Err(_) => last = Some(not_there(no_answer(&what, limit))),
-            }
+                Ok(Err(error)) => not_there(login(fault(what, error))),
+                Err(_) => not_there(no_answer(&what, patience)),
+            };
             // Credentials are the same for every host.
-            if last.as_ref().is_some_and(|e| e.kind() == ErrorKind::Auth) {
+            let is_refused = error.kind() == ErrorKind::Auth;
+            last = Some(error);
+            left = limit.saturating_sub(self.env.now() - began);
+            // Looked at here, and not when it is the next one's turn: that would count as tried.
+            if is_refused || left.is_zero() || self.closed.load(Ordering::SeqCst) {
                 break;
             }
         }
@@ -184,7 +179,7 @@ impl Connections {
 
     /// Product and version, as the server that worked last says; `None` when it does not say it in time.
     pub(crate) async fn server(&self) -> Option<String> {
-        let (host, port) = self.url.hosts.get(self.next.load(Ordering::Relaxed))?;
+        let (host, port) = self.url.hosts.get(self.turns.next())?;
         let uri = self.uri(host, *port);
         // Nothing depends on it but what listings show: a connection is not refused for it.
         tokio::time::timeout(GREETING, crate::greeting::server(&uri, &self.tls)).await.ok()?.ok()?

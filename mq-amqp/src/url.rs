@@ -156,15 +156,7 @@ fn wrong(name: &str, value: &str, wanted: &str) -> Error {
 
 /// `500ms`, `30s`, `5m`. In no time nothing is reached, and clocks cannot count further than some centuries.
 fn duration(name: &str, text: &str) -> Result<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let number: Option<u64> = text[..digits].parse().ok();
-    let value = match (number, &text[digits..]) {
-        (Some(n), "ms") => Some(Duration::from_millis(n)),
-        (Some(n), "s") => Some(Duration::from_secs(n)),
-        (Some(n), "m") => n.checked_mul(60).map(Duration::from_secs),
-        _ => None,
-    };
-    let value = value.ok_or_else(|| wrong(name, text, "a time like 500ms, 30s or 5m"))?;
+    let value = mq_core::written_time(text).ok_or_else(|| wrong(name, text, "a time like 500ms, 30s or 5m"))?;
     match value {
         Duration::ZERO => Err(wrong(name, text, "longer than nothing")),
         value if value > LONGEST => Err(wrong(name, text, "at most ten years")),

@@ -98,15 +98,8 @@ fn bad(text: String) -> Error {
 }
 
 fn duration(name: &str, text: &str, longest: Duration) -> Result<Duration> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(split);
-    let number: Option<u64> = digits.parse().ok();
-    let time = match (number, unit) {
-        (Some(n), "ms") => Duration::from_millis(n),
-        (Some(n), "s") => Duration::from_secs(n),
-        (Some(n), "m") => Duration::from_secs(n.saturating_mul(60)),
-        _ => return Err(bad(format!("URL parameter {name}={text} is not a duration; write 500ms, 30s or 2m"))),
-    };
+    let wrong = || bad(format!("URL parameter {name}={text} is not a duration; write 500ms, 30s or 2m"));
+    let time = mq_core::written_time(text).ok_or_else(wrong)?;
     if time > longest {
         Err(bad(format!("URL parameter {name}={text} is too long; at most {longest:?}")))
     } else {

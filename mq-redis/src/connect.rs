@@ -8,7 +8,7 @@ use crate::probe::{Facts, probe};
 use crate::url::{Options, Secret};
 use crate::wake::{Wakes, track};
 use mq_api::{Error, ErrorKind, HealthSetter, HealthState, Result};
-use mq_core::{Env, Stop};
+use mq_core::{Env, HostTurns, Stop};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -17,7 +17,7 @@ use redis::{
 };
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
@@ -60,8 +60,8 @@ pub(crate) struct Hub {
     pub(crate) routes: Mutex<HashMap<String, ConnectionAddr>>,
     /// The node for everything else.
     pub(crate) main: Mutex<Option<ConnectionAddr>>,
-    /// The host of the URL to begin with: the one that worked last.
-    pub(crate) next: AtomicUsize,
+    /// Which host of the URL is tried next.
+    pub(crate) turns: HostTurns,
     number: AtomicU64,
     /// Ends what waits for a connection.
     closing: Stop,
@@ -83,7 +83,7 @@ impl Hub {
             links: Mutex::default(),
             routes: Mutex::default(),
             main: Mutex::default(),
-            next: AtomicUsize::new(0),
+            turns: HostTurns::default(),
             number: AtomicU64::new(0),
             closing: Stop::new(),
             warned: AtomicBool::new(false),

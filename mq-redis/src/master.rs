@@ -7,7 +7,6 @@ use crate::driver::mends;
 use crate::url::Place;
 use mq_api::{Error, ErrorKind, HealthState, Result};
 use redis::{ConnectionAddr, RedisConnectionInfo};
-use std::sync::atomic::Ordering;
 
 impl Hub {
     /// The connection for commands on `key`; made in the caller's task.
@@ -91,23 +90,13 @@ impl Hub {
         }
     }
 
-    /// The hosts in turn, from where the last attempt ended. Each is taken down as tried before it is: an attempt that is given
-    /// up midway must not begin there again, or hosts that say nothing hide those behind them for ever.
-    fn turns(&self, count: usize) -> impl Iterator<Item = usize> {
-        let first = self.next.load(Ordering::Relaxed);
-        (first..first + count).map(move |at| {
-            self.next.store((at + 1) % count, Ordering::Relaxed);
-            at % count
-        })
-    }
-
     async fn first_master(&self, hosts: &[(String, u16)]) -> Result<Link> {
         let mut failed = None;
-        for at in self.turns(hosts.len()) {
+        for at in self.turns.of(hosts.len()) {
             let (host, port) = &hosts[at];
             match self.link_to(&self.address(host.clone(), *port)).await {
                 Ok(link) if hosts.len() == 1 || self.is_master(&link).await => {
-                    self.next.store(at, Ordering::Relaxed);
+                    self.turns.worked(at);
                     return Ok(link);
                 }
                 Ok(link) => {
@@ -132,7 +121,7 @@ impl Hub {
     /// lasts, so what is named must say itself that it is the master.
     async fn sentinels_master(&self, hosts: &[(String, u16)]) -> Result<Link> {
         let (mut tried, mut failed, mut silent) = (Vec::new(), None, None);
-        for at in self.turns(hosts.len()) {
+        for at in self.turns.of(hosts.len()) {
             let (host, port) = &hosts[at];
             let node = match self.ask_sentinel(self.address(host.clone(), *port)).await {
                 Ok(node) if tried.contains(&node) => continue,
@@ -144,7 +133,7 @@ impl Hub {
             };
             match self.link_to(&node).await {
                 Ok(link) if self.is_master(&link).await => {
-                    self.next.store(at, Ordering::Relaxed);
+                    self.turns.worked(at);
                     return Ok(link);
                 }
                 Ok(link) => {

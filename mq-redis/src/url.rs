@@ -94,15 +94,8 @@ fn bad(text: impl Into<String>) -> Error {
 
 /// `250ms`, `30s`, `5m`.
 fn duration(key: &str, text: &str) -> Result<Duration> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let wrong = || bad(format!("{key}={text}: not a duration; write a number and a unit, such as 250ms, 30s or 5m"));
-    let n: u64 = text[..split].parse().map_err(|_| wrong())?;
-    let time = match &text[split..] {
-        "ms" => Duration::from_millis(n),
-        "s" => Duration::from_secs(n),
-        "m" => Duration::from_secs(n.saturating_mul(60)),
-        _ => return Err(wrong()),
-    };
+    let time = mq_core::written_time(text).ok_or_else(wrong)?;
     // Clocks cannot count further than some centuries.
     if time > LONGEST { Err(bad(format!("{key}={text}: at most ten years"))) } else { Ok(time) }
 }
