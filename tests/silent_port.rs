@@ -4,13 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use anymq::ErrorKind;
-use std::net::TcpListener;
+use mq_testbed::SilentHosts;
 use std::time::{Duration, Instant};
 
 async fn gives_up(scheme: &str) {
-    // The kernel accepts, nobody answers.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = port.local_addr().unwrap().to_string();
+    let silent = SilentHosts::new(1).unwrap();
+    let address = silent.to_string();
     let begun = Instant::now();
     let connected = anymq::connect(&format!("{scheme}://{address}?connect_timeout=1s")).await;
     let error = connected.err().expect("nobody answers there");

@@ -7,7 +7,7 @@ mod control;
 use control::load;
 use mq_api::{Broker, BrokerExt, ConsumerExt, ErrorKind, HealthState, Message, Subscription};
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
-use mq_testbed::{Certificates, Cluster, Formation, Kind, Pair, RabbitOptions, free_port};
+use mq_testbed::{Certificates, Cluster, Formation, Kind, Pair, RabbitOptions, SilentHosts, free_port};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,23 +93,14 @@ async fn another_host_is_tried() {
     broker.close(Duration::from_secs(5)).await;
 }
 
-/// Addresses that take a connection and say nothing, as a frozen machine does.
-fn silent(n: usize) -> Vec<std::net::TcpListener> {
-    (0..n).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect()
-}
-
-fn hosts(silent: &[std::net::TcpListener]) -> String {
-    silent.iter().map(|host| format!("127.0.0.1:{}", host.local_addr().unwrap().port())).collect::<Vec<_>>().join(",")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_that_say_nothing_do_not_hide_the_one_behind_them() {
     let rabbit = control::Rabbit::start(RabbitOptions::default());
     let (_, up) = rabbit.url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     let (server, path) = up.split_once('/').unwrap();
     let mut first = Proxy::before(server.rsplit_once(':').unwrap().1.parse().unwrap(), 1).unwrap();
-    let silent = silent(2);
-    let list = format!("127.0.0.1:{},{},{server}/{path}", first.port(), hosts(&silent));
+    let silent = SilentHosts::new(2).unwrap();
+    let list = format!("127.0.0.1:{},{},{server}/{path}", first.port(), silent);
     let broker = mq_amqp::connect(&format!("amqp://guest:guest@{list}?heartbeat=1s")).await.unwrap();
     works(&broker, "t").await;
     // The one in use now says nothing either.
@@ -130,9 +121,9 @@ async fn hosts_that_say_nothing_do_not_hide_the_one_behind_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_connection_is_waited_for_as_long_as_was_said_and_not_longer_for_many_hosts() {
-    let silent = silent(4);
+    let silent = SilentHosts::new(4).unwrap();
     let began = Instant::now();
-    let error = mq_amqp::connect(&format!("amqp://{}/?connect_timeout=2s", hosts(&silent))).await.err().unwrap();
+    let error = mq_amqp::connect(&format!("amqp://{}/?connect_timeout=2s", silent)).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
@@ -142,9 +133,9 @@ async fn a_close_does_not_wait_for_hosts_that_say_nothing() {
     let rabbit = control::Rabbit::start(RabbitOptions::default());
     let (_, up) = rabbit.url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     let (server, path) = up.split_once('/').unwrap();
-    let silent = silent(3);
+    let silent = SilentHosts::new(3).unwrap();
     let mut proxy = Proxy::before(server.rsplit_once(':').unwrap().1.parse().unwrap(), 1).unwrap();
-    let url = format!("amqp://guest:guest@127.0.0.1:{},{}/{path}", proxy.port(), hosts(&silent));
+    let url = format!("amqp://guest:guest@127.0.0.1:{},{}/{path}", proxy.port(), silent);
     let broker = mq_amqp::connect(&url).await.unwrap();
     broker.producer("t").await.unwrap().send(Message::new("x")).await.unwrap_err();
     proxy.begin(Trouble::Refuse).unwrap();

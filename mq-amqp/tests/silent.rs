@@ -4,7 +4,7 @@
 
 use mq_api::{BrokerExt, Message, ProducerSpec, Subscription};
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
-use mq_testbed::{Kind, eventually, ports_in};
+use mq_testbed::{Kind, SilentHosts, eventually, ports_in};
 use std::time::{Duration, Instant};
 
 fn threads() -> usize {
@@ -17,8 +17,8 @@ fn threads() -> usize {
 async fn logins_and_goodbyes_without_answer_leave_no_thread_and_no_socket() {
     let Some(url) = mq_testbed::need(Kind::RabbitMq) else { return };
     let mut proxy = Proxy::before(ports_in(Kind::RabbitMq, &url)[0], 1).unwrap();
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", proxy.port(), silent.local_addr().unwrap().port());
+    let silent = SilentHosts::new(1).unwrap();
+    let hosts = format!("127.0.0.1:{},{silent}", proxy.port());
     let broker = mq_amqp::connect(&format!("amqp://guest:guest@{hosts}/%2f?heartbeat=1s")).await.unwrap();
     let topic = format!("silent-{}", std::process::id());
     let producer = broker.producer(ProducerSpec::new(topic.as_str()).group("g")).await.unwrap();

@@ -11,7 +11,7 @@ use mq_api::{
     Topic,
 };
 use mq_testbed::RabbitOptions;
-use mq_testbed::proxy::{Proxy, Trouble};
+use mq_testbed::proxy::Trouble;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -146,10 +146,7 @@ async fn every_reader_of_a_stream_that_is_made_again_reads_it_from_its_beginning
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_made_again_while_the_reader_was_away_is_read_from_its_beginning() {
     let rabbit = Rabbit::start(RabbitOptions::default());
-    let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
-    let mut proxy = Proxy::before(at, 1).unwrap();
-    let far =
-        mq_amqp::connect(&rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()))).await.unwrap();
+    let (mut proxy, far) = rabbit.far().await;
     let near = rabbit.connect("").await;
     let (_raw, channel) = rabbit.raw().await;
     let first = producer(&near, "t").await;
@@ -241,10 +238,7 @@ async fn what_retention_removed_while_the_reader_was_away_is_told() {
     }
     let durable = lapin::options::QueueDeclareOptions { durable: true, ..Default::default() };
     channel.queue_declare("s".into(), durable, arguments).await.unwrap();
-    let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
-    let mut proxy = Proxy::before(at, 1).unwrap();
-    let far =
-        mq_amqp::connect(&rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()))).await.unwrap();
+    let (mut proxy, far) = rabbit.far().await;
     let near = rabbit.connect("").await;
     let producer = near.producer(Topic::native("s")).await.unwrap();
     send(&producer, 0..10).await;

@@ -9,7 +9,7 @@ use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use mq_api::{BrokerExt, Message, ProducerSpec, Provisioning, RetryPolicy, Subscription};
 use mq_testbed::RabbitOptions;
-use mq_testbed::proxy::{Direction, Proxy, Trouble};
+use mq_testbed::proxy::{Direction, Trouble};
 use std::time::{Duration, Instant};
 
 fn one_attempt(how: Provisioning) -> Subscription {
@@ -33,10 +33,7 @@ async fn a_suspect_is_found_again_by_members_that_make_nothing() {
     for how in [Provisioning::None, Provisioning::Verify] {
         let rabbit = Rabbit::start(RabbitOptions::default());
         made(&rabbit).await;
-        let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
-        let mut proxy = Proxy::before(at, 1).unwrap();
-        let far = rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()));
-        let far = mq_amqp::connect(&far).await.unwrap();
+        let (mut proxy, far) = rabbit.far().await;
         let near = rabbit.connect("").await;
         let producer = near.producer(ProducerSpec::new("t").provisioning(how)).await.unwrap();
         // One that was there before any suspect was, and is busy meanwhile.
@@ -159,10 +156,7 @@ async fn a_suspect_whose_channel_ended_is_lost_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_awaited_ack_of_a_suspect_is_told_when_the_broker_has_read_it() {
     let rabbit = Rabbit::start(RabbitOptions::default());
-    let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
-    let mut proxy = Proxy::before(at, 1).unwrap();
-    let far =
-        mq_amqp::connect(&rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()))).await.unwrap();
+    let (mut proxy, far) = rabbit.far().await;
     let mut member = far.subscribe(Subscription::group("t", "g")).await.unwrap();
     let (_raw, channel) = rabbit.raw().await;
     suspect(&channel, "t..g..alone").await;
@@ -181,10 +175,7 @@ async fn an_awaited_ack_of_a_suspect_is_told_when_the_broker_has_read_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_that_is_given_back_while_its_trial_is_recorded_was_not_tried() {
     let rabbit = Rabbit::start(RabbitOptions::default());
-    let at = rabbit.url().rsplit_once(':').unwrap().1.split_once('/').unwrap().0.parse().unwrap();
-    let mut proxy = Proxy::before(at, 1).unwrap();
-    let far =
-        mq_amqp::connect(&rabbit.url().replace(&format!(":{at}/"), &format!(":{}/", proxy.port()))).await.unwrap();
+    let (mut proxy, far) = rabbit.far().await;
     let mut member = far.subscribe(Subscription::group("t", "g")).await.unwrap();
     let (_raw, channel) = rabbit.raw().await;
     let take = async || {

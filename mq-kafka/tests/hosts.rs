@@ -4,7 +4,6 @@
 mod world;
 
 use mq_api::{BrokerExt, ConsumerExt, HealthState, Message, ProducerSpec};
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 use world::bed::{Bed, TOPIC};
 use world::within;
@@ -34,10 +33,8 @@ async fn through(bed: &Bed, hosts: &str) -> Duration {
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_that_say_nothing_hold_up_nobody() {
     let bed = Bed::start().await;
-    // They take connections, and never a byte.
-    let silent: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let hosts: Vec<_> = silent.iter().map(|s| s.local_addr().unwrap().to_string()).collect();
-    let took = through(&bed, &hosts.join(",")).await;
+    let silent = mq_testbed::SilentHosts::new(3).unwrap();
+    let took = through(&bed, &silent.to_string()).await;
     assert!(took < Duration::from_secs(12), "{took:?}");
     bed.close().await;
 }

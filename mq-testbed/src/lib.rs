@@ -33,6 +33,7 @@ mod redis;
 #[cfg(feature = "conformance")]
 mod road;
 mod server;
+mod silent;
 mod table;
 pub mod trial;
 mod versions;
@@ -59,6 +60,7 @@ pub use redis::RedisOptions;
 #[cfg(feature = "conformance")]
 pub use road::{Doors, Road, Roads};
 pub use server::{Killed, Restarted, Server};
+pub use silent::SilentHosts;
 pub use table::{Running, identity, is_same, running};
 pub use versions::Version;
 pub use wait::{eventually, until};

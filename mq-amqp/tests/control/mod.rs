@@ -4,7 +4,8 @@
 pub(crate) mod load;
 
 use mq_api::{Broker, Consumer, ConsumerExt, Delivery};
-use mq_testbed::{RabbitOptions, Server};
+use mq_testbed::proxy::Proxy;
+use mq_testbed::{Kind, RabbitOptions, Server, ports_in};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -26,6 +27,15 @@ impl Rabbit {
 
     pub(crate) async fn connect(&self, parameters: &str) -> Arc<dyn Broker> {
         mq_amqp::connect(&format!("{}?{parameters}", self.url())).await.unwrap()
+    }
+
+    /// A client behind a proxy, and the proxy.
+    pub(crate) async fn far(&self) -> (Proxy, Arc<dyn Broker>) {
+        let url = self.url();
+        let at = ports_in(Kind::RabbitMq, &url)[0];
+        let proxy = Proxy::before(at, 1).unwrap();
+        let far = mq_amqp::connect(&url.replace(&format!(":{at}/"), &format!(":{}/", proxy.port()))).await.unwrap();
+        (proxy, far)
     }
 
     /// A connection and a channel of another program.

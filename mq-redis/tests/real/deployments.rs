@@ -3,7 +3,7 @@
 use crate::rig::{Counting, TOPIC, all, ask, close, load, next, open, raw, server, sub};
 use mq_api::{BrokerExt, ErrorKind, Message, Settled};
 use mq_testbed::proxy::{Direction, Proxy, Trouble};
-use mq_testbed::{Folder, Launch, Process, free_port, until};
+use mq_testbed::{Folder, Launch, Process, SilentHosts, free_port, until};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -42,22 +42,13 @@ async fn the_first_master_of_several_hosts_is_taken() {
     round_trip(&format!("redis://127.0.0.1:{dead},127.0.0.1:{},127.0.0.1:{}", replica.port(), master.port())).await;
 }
 
-/// Addresses that take a connection and say nothing, as a frozen machine does.
-fn silent(n: usize) -> Vec<std::net::TcpListener> {
-    (0..n).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect()
-}
-
-fn hosts(silent: &[std::net::TcpListener]) -> String {
-    silent.iter().map(|host| format!("127.0.0.1:{}", host.local_addr().unwrap().port())).collect::<Vec<_>>().join(",")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_that_say_nothing_do_not_hide_the_one_behind_them() {
     let Some(server) = server(false, &[]) else { return };
     let mut first = Proxy::before(server.port(), 1).unwrap();
     // More than an attempt has time for.
-    let silent = silent(4);
-    let url = format!("redis://127.0.0.1:{},{},127.0.0.1:{}", first.port(), hosts(&silent), server.port());
+    let silent = SilentHosts::new(4).unwrap();
+    let url = format!("redis://127.0.0.1:{},{},127.0.0.1:{}", first.port(), silent, server.port());
     let broker = open(&format!("{url}?response_timeout=2s")).await;
     broker.producer(TOPIC).await.unwrap().send(Message::new("x")).await.unwrap();
     // The one in use now says nothing either.
@@ -77,20 +68,20 @@ async fn hosts_that_say_nothing_do_not_hide_the_one_behind_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_connection_is_waited_for_as_long_as_was_said_and_not_longer_for_many_hosts() {
-    let silent = silent(4);
+    let silent = SilentHosts::new(4).unwrap();
     let began = std::time::Instant::now();
-    let error = mq_redis::connect(&format!("redis://{}?connect_timeout=2s", hosts(&silent))).await.err().unwrap();
+    let error = mq_redis::connect(&format!("redis://{}?connect_timeout=2s", silent)).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains(&hosts(&silent[3..])), "which hosts? {error}");
+    assert!(error.to_string().contains(silent.to_string().rsplit(',').next().unwrap()), "which hosts? {error}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_close_does_not_wait_for_hosts_that_say_nothing() {
     let Some(server) = server(false, &[]) else { return };
-    let silent = silent(3);
+    let silent = SilentHosts::new(3).unwrap();
     let mut proxy = Proxy::before(server.port(), 1).unwrap();
-    let broker = open(&format!("redis://127.0.0.1:{},{}", proxy.port(), hosts(&silent))).await;
+    let broker = open(&format!("redis://127.0.0.1:{},{}", proxy.port(), silent)).await;
     broker.producer(TOPIC).await.unwrap().send(Message::new("x")).await.unwrap();
     proxy.begin(Trouble::Refuse).unwrap();
     // It makes a connection, and waits for one silent host after the other.
