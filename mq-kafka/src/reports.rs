@@ -124,12 +124,12 @@ impl Reader {
 
 /// The error of a message; `gone`: its topic is, and is made again by those who made it, so that it may be tried again.
 pub(crate) fn refused(topic: &str, code: Code, outcome: Outcome, gone: bool) -> Error {
-    match (gone, outcome) {
-        (false, _) => fault::send_error(topic, code, outcome),
-        // What is not there has no say in what is stored.
-        (true, Outcome::Rejected) => fault::send_error(topic, code, Outcome::NotSent).of_kind(ErrorKind::Unavailable),
-        (true, _) => fault::send_error(topic, code, outcome).of_kind(ErrorKind::Unavailable),
+    if !gone {
+        return fault::send_error(topic, code, outcome);
     }
+    // What is not there has no say in what is stored.
+    let outcome = if outcome == Outcome::Rejected { Outcome::NotSent } else { outcome };
+    fault::send_error(topic, code, outcome).of_kind(ErrorKind::Unavailable)
 }
 
 /// Messages under way whose time stamp is not about now. The broker refuses a whole batch when it does not take one message's

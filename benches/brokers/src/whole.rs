@@ -254,6 +254,11 @@ impl Whole<'_> {
         let _ = writeln!(self.text, "| {what} | {value:.2} | {low:.2} to {high:.2} | {bound} | {word} |");
     }
 
+    /// Messages a second, as such a run says.
+    fn rate(&self, args: &[&str]) -> Result<f64, Failed> {
+        Ok(self.child("rate", args)?.trim_start_matches("rate ").parse()?)
+    }
+
     fn through(&mut self, n: usize, topics: usize, backlog: usize) -> Result<f64, Failed> {
         self.through_of(self.url, n, topics, backlog)
     }
@@ -261,15 +266,13 @@ impl Whole<'_> {
     fn through_of(&mut self, url: &str, n: usize, topics: usize, backlog: usize) -> Result<f64, Failed> {
         let topic = self.topic();
         let [n, topics, backlog] = [n, topics, backlog].map(|number| number.to_string());
-        let line = self.child("rate", &["through", url, &topic, &n, "256", &topics, &backlog])?;
-        Ok(line.trim_start_matches("rate ").parse()?)
+        self.rate(&["through", url, &topic, &n, "256", &topics, &backlog])
     }
 
     fn in_hand(&mut self, n: usize, most: usize) -> Result<f64, Failed> {
         let topic = self.topic();
         let [n, most] = [n, most].map(|number| number.to_string());
-        let line = self.child("rate", &["in-hand", self.url, &topic, &n, "256", &most])?;
-        Ok(line.trim_start_matches("rate ").parse()?)
+        self.rate(&["in-hand", self.url, &topic, &n, "256", &most])
     }
 
     /// How long an awaited send takes, beside one by hand.
