@@ -71,21 +71,16 @@ impl Admin for AmqpAdmin {
         let amqp = self.amqp.clone();
         self.run(Some(LOOK), async move {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
-            let Some((held, settled)) = held(&mut declarer, &queue).await? else {
+            let Some(held) = Held::ask(&mut declarer, &queue).await? else {
                 let text = format!("there is no queue '{queue}', so no such group");
                 return Err(Error::new(ErrorKind::NotFound, text));
             };
             let dead = declarer.depth(&letters).await?;
             declarer.done().await;
-            // What members hold unacknowledged is in no number that AMQP tells; some of it is only buffered there, or waits
-            // for the last second of its delay. A member that is leaving holds what it works on and is counted no more.
-            let known = held.members == 0 && settled;
-            let seen = |n| if known { Count::Exact(n) } else { Count::AtLeast(n) };
             Ok(Backlog {
-                ready: seen(held.waiting + held.suspects),
+                ready: held.ready(),
                 in_flight: Count::AtLeast(0),
-                // Without members they only become fewer.
-                delayed: if held.members == 0 && !settled { Count::AtMost(held.delayed) } else { seen(held.delayed) },
+                delayed: held.delayed(),
                 dead: match dead {
                     Some((n, 0)) => Count::Exact(n),
                     Some((n, _)) => Count::AtLeast(n),
@@ -234,46 +229,43 @@ struct Held {
     members: u64,
     /// Those whose consumer died wait in a queue of their own for their next trial.
     suspects: u64,
-    delayed: u64,
-    /// Whether there is a queue from which anything could come back by itself.
-    delays: bool,
+    /// In delay queues; `None` when the group has none, since nothing was ever delayed for longer than its holder waits.
+    delayed: Option<u64>,
 }
 
 impl Held {
-    /// Asks one queue after the other: those first from which messages come back.
+    /// Asks one queue after the other, delay queues last: what comes back meanwhile is in neither number, never in both.
     async fn ask(declarer: &mut Declarer<'_>, queue: &str) -> Result<Option<Self>> {
-        let (mut delayed, mut delays) = (0, false);
-        for name in Ladder::names(queue) {
-            let depth = declarer.depth(&name).await?;
-            delays |= depth.is_some();
-            delayed += depth.map_or(0, |(n, _)| n);
-        }
+        let Some((waiting, members)) = declarer.depth(queue).await? else { return Ok(None) };
         let suspects = declarer.depth(&crate::alone::queue(queue)).await?.map_or(0, |(n, _)| n);
-        let depth = declarer.depth(queue).await?;
-        Ok(depth.map(|(waiting, members)| Self { waiting, members, suspects, delayed, delays }))
-    }
-}
-
-/// A message on its way from a delay queue back to its group is in neither's number; it takes the broker some milliseconds.
-const ON_ITS_WAY: Duration = Duration::from_millis(50);
-/// How often the queues are asked for numbers that stay.
-const ROUNDS: u32 = 4;
-
-/// What the queues of a group hold, `None` without such a group, and whether it stayed so for a while: the questions are not of one
-/// moment, and what is due moves between them. With members it does all the time, and the numbers are bounds anyway.
-async fn held(declarer: &mut Declarer<'_>, queue: &str) -> Result<Option<(Held, bool)>> {
-    let Some(mut held) = Held::ask(declarer, queue).await? else { return Ok(None) };
-    for _ in 0..ROUNDS {
-        if held.members > 0 || !held.delays {
-            return Ok(Some((held, true)));
+        let mut delayed = None;
+        for name in Ladder::names(queue) {
+            if let Some((n, _)) = declarer.depth(&name).await? {
+                *delayed.get_or_insert(0) += n;
+            }
         }
-        tokio::time::sleep(ON_ITS_WAY).await;
-        let Some(again) = Held::ask(declarer, queue).await? else { return Ok(None) };
-        if std::mem::replace(&mut held, again) == again {
-            return Ok(Some((held, true)));
+        Ok(Some(Self { waiting, members, suspects, delayed }))
+    }
+
+    /// What members hold unacknowledged is in no number that AMQP tells, and some of it is only buffered there. Without members
+    /// all that is due is in the queue, but maybe not all of it is due: what comes back for its next step waits there too.
+    fn ready(&self) -> Count {
+        let seen = self.waiting + self.suspects;
+        match (self.members, self.delayed) {
+            (0, None) => Count::Exact(seen),
+            (0, Some(_)) => Count::AtMost(seen),
+            _ => Count::AtLeast(seen),
         }
     }
-    Ok(Some((held, false)))
+
+    /// A message on its way back from a delay queue is in no queue's number, however long that takes a busy broker; nor is one
+    /// that a member, or one that is leaving, holds for its last second.
+    fn delayed(&self) -> Count {
+        match (self.members, self.delayed) {
+            (0, None) => Count::Exact(0),
+            (_, n) => Count::AtLeast(n.unwrap_or(0)),
+        }
+    }
 }
 
 /// The queue of a group and its delay queues; the dead letters stay.

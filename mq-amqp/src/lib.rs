@@ -111,8 +111,8 @@
 //! * Groups see what is sent after they were made. A producer's `groups` makes them before the first send.
 //! * All groups of a dead-letter topic or a native queue share its one queue.
 //! * `Admin::delete_topic` deletes the topic's stream and the groups that this connection knows; AMQP does not list bindings. Members and pending
-//!   deliveries are not listed either, and a backlog with members is a lower bound; so is one whose queues do not stay as they are
-//!   while they are asked one after the other.
+//!   deliveries are not listed either. A backlog is exact while a group has neither members nor ever had a long delay; else each
+//!   number is a bound, since AMQP tells neither what members hold nor what is on its way between two queues.
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours

@@ -13,6 +13,7 @@ mod build_program;
 mod conformance;
 mod containers;
 mod deny;
+mod failures;
 mod faults;
 mod features;
 mod guard;

@@ -59,6 +59,9 @@ impl Left {
     pub(crate) fn finish(self, reports: &[Report]) -> Outcome {
         let mut sum = tally::table(reports);
         println!("wall time {:.0} s", self.wall.as_secs_f64());
+        for report in reports.iter().filter(|report| !report.failures.is_empty()) {
+            println!("failed in {}:\n  {}", report.step.row(), report.failures.join("\n  "));
+        }
         for skip in &self.skips {
             println!("skipped: {skip}");
         }
@@ -101,7 +104,7 @@ impl Left {
             let output = Command::new("git").args(args).output();
             output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
         };
-        let row = |Report { step, count, took }: &Report| {
+        let row = |Report { step, count, took, .. }: &Report| {
             json!({
                 "backend": step.backend,
                 "suite": step.suite,

@@ -34,6 +34,8 @@ pub(crate) struct Report {
     pub(crate) step: Step,
     pub(crate) count: Count,
     pub(crate) took: Duration,
+    /// What failed, in few lines.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Step {
@@ -138,9 +140,11 @@ impl Step {
         println!("   ... {name}");
         let outcome = self.execute();
         let took = begun.elapsed();
+        let mut failures = Vec::new();
         let count = match outcome {
             Ok((true, text)) => Count::read(&text, true),
             Ok((false, text)) => {
+                failures = crate::failures::of(&text);
                 println!("FAILED {name}; {} ends:", self.log().display());
                 let lines: Vec<&str> = text.lines().collect();
                 println!("{}", lines[lines.len().saturating_sub(120)..].join("\n"));
@@ -148,6 +152,7 @@ impl Step {
                 if self.is_forgiven(&text) { count.forgiven() } else { count }
             }
             Err(problem) => {
+                failures.push(problem.to_string());
                 println!("FAILED {name}: {problem}");
                 Count::read("", false)
             }
@@ -157,7 +162,7 @@ impl Step {
             if count.failed == 0 { "ok" } else { "FAILED" },
             took.as_secs_f64()
         );
-        Report { step: self, count, took }
+        Report { step: self, count, took, failures }
     }
 
     fn execute(&self) -> Result<(bool, String), Problem> {

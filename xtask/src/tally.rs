@@ -109,7 +109,7 @@ impl fmt::Display for Count {
 pub(crate) fn table(reports: &[Report]) -> Count {
     let mut sum = Count::default();
     println!("\n{:<14} {:<16} {:>7} {:>7} {:>8} {:>9}", "backend", "suite", "passed", "failed", "skipped", "seconds");
-    for Report { step, count, took } in reports {
+    for Report { step, count, took, .. } in reports {
         let seconds = took.as_secs_f64();
         if count.not_built {
             println!("{:<14} {:<16} {:<24} {seconds:>9.1}", step.backend, step.suite, "not built");
