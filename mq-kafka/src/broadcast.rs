@@ -3,6 +3,7 @@
 use crate::client::{self, Ctx};
 use crate::delay::Special;
 use crate::driver::{or_panicked, spawn};
+use crate::ffi::Raw;
 use crate::topology::{Cluster, REQUEST, Wanted};
 use crate::url::native_options;
 use crate::{fault, group, wire};
@@ -10,7 +11,6 @@ use mq_api::{Error, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Incoming, Lane, Run, Session, Token};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::Message as _;
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -74,9 +74,10 @@ fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
             match consumer.poll(wait) {
                 None => break,
                 Some(Ok(record)) => {
+                    let Some(record) = Raw::of(&record) else { continue };
                     wait = Duration::ZERO;
                     let mut special = Special::default();
-                    let message = wire::read(&record, |name, value| special.take(name, value));
+                    let message = wire::read(record, |name, value| special.take(name, value));
                     if special.only.is_some() {
                         // Redriven to a group.
                         continue;

@@ -5,6 +5,7 @@ use crate::admin::{commit, known, watermarks};
 use crate::client::{self, Ctx};
 use crate::commit::Mark;
 use crate::delay::{ATTEMPT, ONLY, RetryTopics, STAMP, Special};
+use crate::ffi::Raw;
 use crate::group;
 use crate::record::{Record, SPAN};
 use crate::topology::{Cluster, LARGEST, REQUEST, options};
@@ -12,7 +13,6 @@ use crate::{fault, start, wire};
 use mq_api::{DeadLetter, Error, ErrorKind, Group, Position, Provisioning, Result, Topic};
 use mq_core::redrive::{self, DeadLetterStore};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::Message as _;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::util::Timeout;
 use rdkafka::{Offset, TopicPartitionList};
@@ -118,10 +118,11 @@ impl<'c> Letters<'c> {
         while next < to {
             match self.visitor.poll(Duration::from_millis(50)) {
                 Some(Ok(record)) => {
+                    let Some(record) = Raw::of(&record) else { continue };
                     let offset = u64::try_from(record.offset()).unwrap_or_default();
                     next = offset + 1;
                     let mut special = Special::default();
-                    let mut message = wire::read(&record, |name, value| special.take(name, value));
+                    let mut message = wire::read(record, |name, value| special.take(name, value));
                     if let Some(ms) = special.stamp.filter(|ms| *ms > 0) {
                         message.timestamp = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
                     }

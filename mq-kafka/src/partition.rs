@@ -4,14 +4,14 @@ use crate::answers::{Ending, Perhaps, Written};
 use crate::client::Ctx;
 use crate::commit::Mark;
 use crate::delay::Special;
+use crate::ffi::{Queue, Raw};
 use crate::record::{Record, SPAN, Tried};
 use crate::topology::Watched;
 use crate::wire;
 use mq_api::{Message, Position};
 use mq_core::{Incoming, Lane, Token};
-use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::error::KafkaError;
-use rdkafka::message::{BorrowedMessage, Message as _, Timestamp};
+use rdkafka::message::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -47,7 +47,7 @@ pub(crate) struct Partition {
     pub(crate) owner: Owner,
     pub(crate) lane: Arc<Lane>,
     watched: Arc<Watched>,
-    pub(crate) queue: PartitionQueue<Ctx>,
+    pub(crate) queue: Queue<Ctx>,
     /// What earlier owners knew.
     known: Record,
     /// Where it began.
@@ -103,7 +103,7 @@ impl Partition {
         topic: Arc<str>,
         number: i32,
         watched: Arc<Watched>,
-        queue: PartitionQueue<Ctx>,
+        queue: Queue<Ctx>,
         start: u64,
         known: Record,
         owner: Owner,
@@ -143,7 +143,7 @@ impl Partition {
         }
     }
 
-    fn read(record: &BorrowedMessage<'_>) -> Fetched {
+    fn read(record: Raw<'_>) -> Fetched {
         let mut special = Special::default();
         let mut message = wire::read(record, |name, value| special.take(name, value));
         // By the clock of its writer, which is also that of its due time; a broker's own says nothing of that.
@@ -168,9 +168,9 @@ impl Partition {
         while turn.count < max.min(TURN) && turn.bytes < max_bytes {
             let fetched = match self.held.take() {
                 Some(held) => held,
-                None => match self.queue.poll(Duration::ZERO) {
+                None => match self.queue.next() {
                     None => break,
-                    Some(Ok(record)) => Self::read(&record),
+                    Some(Ok(record)) => Self::read(record.raw()),
                     Some(Err(error)) => {
                         turn.error = Some(error);
                         break;

@@ -1,9 +1,9 @@
 //! How a message is written to a record, and read from one.
 
-use crate::ffi;
+use crate::ffi::Raw;
 use bytes::Bytes;
 use mq_api::{Message, MessageId};
-use rdkafka::message::{BorrowedMessage, Header, Message as _, OwnedHeaders, Timestamp};
+use rdkafka::message::{Header, OwnedHeaders, Timestamp};
 use std::time::{Duration, SystemTime};
 
 /// The 16 bytes of an id made by the library.
@@ -42,7 +42,7 @@ pub(crate) fn millis(at: SystemTime) -> i64 {
 }
 
 /// Reads a record; `special` gets the headers that belong to the retry topics, and says whether it took them.
-pub(crate) fn read(record: &BorrowedMessage<'_>, mut special: impl FnMut(&str, &[u8]) -> bool) -> Message {
+pub(crate) fn read(record: Raw<'_>, mut special: impl FnMut(&str, &[u8]) -> bool) -> Message {
     let mut message = Message::default();
     message.key = record.key().map(Bytes::copy_from_slice);
     message.payload = record.payload().map(Bytes::copy_from_slice);
@@ -51,7 +51,7 @@ pub(crate) fn read(record: &BorrowedMessage<'_>, mut special: impl FnMut(&str, &
     {
         message.timestamp = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
     }
-    ffi::headers(record, |name, value| {
+    record.headers(|name, value| {
         // A null value reads as an empty one: headers of this library always have a value.
         let value = value.unwrap_or_default();
         match name {

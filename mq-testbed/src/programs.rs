@@ -92,8 +92,9 @@ pub(crate) fn kafka_version(version: &str) -> Result<KafkaProgram> {
 }
 
 impl KafkaProgram {
-    pub(crate) fn java(&self, folder: &Path) -> Launch {
-        Launch::new(&self.java, folder).args(self.archive.clone()).args(crate::kafka::JAVA)
+    /// Java with these settings of its machine.
+    pub(crate) fn java(&self, folder: &Path, settings: &[&str]) -> Launch {
+        Launch::new(&self.java, folder).args(self.archive.clone()).args(settings)
     }
 
     pub(crate) fn arguments(&self, class: &str, rest: impl IntoIterator<Item = OsString>) -> Vec<OsString> {

@@ -23,6 +23,8 @@ pub(crate) struct Backend {
     pub(crate) one_send: Option<f64>,
     /// A run is void unless batches are so much faster than messages one by one.
     pub(crate) void: f64,
+    /// Delete the topic of each run before the next: a server pays for each partition that is there.
+    pub(crate) tidy: bool,
     /// Processor time of a received message, at most, as a share of what it costs to acknowledge each by itself.
     pub(crate) beside_single_acks: Option<f64>,
 }
@@ -41,6 +43,7 @@ pub(crate) const BACKENDS: [Backend; 3] = [
         partitions: &[],
         in_hand: &[],
         one_send: None,
+        tidy: false,
         void: 10.0,
         beside_single_acks: None,
     },
@@ -55,6 +58,7 @@ pub(crate) const BACKENDS: [Backend; 3] = [
         partitions: &[],
         in_hand: &[],
         one_send: None,
+        tidy: false,
         void: 5.0,
         beside_single_acks: Some(0.2),
     },
@@ -69,6 +73,7 @@ pub(crate) const BACKENDS: [Backend; 3] = [
         partitions: &[1, 10, 100, 1_000],
         in_hand: &[10, 100, 1_000, 10_000, 100_000],
         one_send: Some(1.1),
+        tidy: true,
         void: 10.0,
         beside_single_acks: None,
     },

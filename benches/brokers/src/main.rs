@@ -6,6 +6,7 @@
 //! * `bench-brokers run BACKEND CONTESTANT URL TOPIC N SIZE` is such a run: `ran SEND_SECONDS SEND_CPU RECEIVE_SECONDS RECEIVE_CPU`.
 //! * `bench-brokers through URL TOPIC N SIZE TOPICS BACKLOG` prints messages a second, sent and received at once.
 //! * `bench-brokers in-hand URL TOPIC N SIZE MOST` prints messages a second, received with so many in hand.
+//! * `bench-brokers tidy URL TOPIC` deletes what such a run left.
 //! * `bench-brokers latency URL TOPIC N SIZE RATE` prints milliseconds at 50, 90, 99 and 99.9 of 100.
 
 #[cfg(feature = "amqp")]
@@ -66,6 +67,7 @@ fn act(words: &[String]) -> Result<(), Failed> {
             println!("rate {}", job::runtime()?.block_on(ours::in_hand(&job, most.parse()?))?);
             Ok(())
         }
+        ["tidy", url, topic] => job::runtime()?.block_on(ours::tidy(url, topic)),
         ["latency", url, topic, n, size, rate] => {
             let job = job(url, topic, n, size)?;
             let waits = job::runtime()?.block_on(ours::latencies(&job, rate.parse()?))?;

@@ -170,16 +170,26 @@ pub(crate) async fn through(job: &Job, topics: usize, backlog: usize) -> Result<
     drop(lanes);
     if topics > 1 {
         // What stays of hundreds of topics would slow the server down for the runs that follow.
-        let group = Group::new(GROUP);
-        let admin = broker.admin();
-        let gone = (0..topics).map(|number| Topic::new(format!("{}-{number}", job.topic))).map(async |topic| {
-            let letters = Topic::dead_letters(topic.clone(), group.clone());
-            drop(tokio::join!(admin.delete_topic(&letters), admin.delete_topic(&topic)));
-        });
-        futures_util::future::join_all(gone).await;
+        let names = (0..topics).map(|number| format!("{}-{number}", job.topic));
+        futures_util::future::join_all(names.map(|name| delete(&*broker, name))).await;
     }
     broker.close(Duration::from_secs(10)).await;
     Ok(rate)
+}
+
+async fn delete(broker: &dyn Broker, topic: String) {
+    let (admin, topic) = (broker.admin(), Topic::new(topic));
+    let letters = Topic::dead_letters(topic.clone(), Group::new(GROUP));
+    // It is only to save the server work.
+    drop(tokio::join!(admin.delete_topic(&letters), admin.delete_topic(&topic)));
+}
+
+/// Deletes what a run left, whoever made it.
+pub(crate) async fn tidy(url: &str, topic: &str) -> Result<(), Failed> {
+    let broker = anymq::connect(url).await?;
+    tokio::join!(delete(&*broker, topic.to_owned()), delete(&*broker, format!("{topic}-0")));
+    broker.close(Duration::from_secs(10)).await;
+    Ok(())
 }
 
 /// Milliseconds from when a message should have been sent until it was received, sorted: at a rate that does not wait for
@@ -189,6 +199,10 @@ pub(crate) async fn latencies(job: &Job, rate: f64) -> Result<Vec<f64>, Failed> 
     let mut consumer = broker.subscribe(subscription(&job.topic)).await?;
     let producer = broker.producer(ProducerSpec::new(job.topic.as_str()).group(GROUP)).await?;
     let filler = payload(job.size);
+    // Once it flows: joining a group is not what is measured.
+    producer.send(Message::new(filler.clone())).await?;
+    let first = tokio::time::timeout(PATIENCE, consumer.recv()).await??;
+    first.ok_or("the consumer was closed")?.ack().await;
     let begun = Instant::now();
     let due = |number: usize| Duration::from_secs_f64(number as f64 / rate);
     let n = job.n;
@@ -214,6 +228,7 @@ pub(crate) async fn latencies(job: &Job, rate: f64) -> Result<Vec<f64>, Failed> 
     let receiving = async {
         let mut deliveries = Deliveries::new();
         let mut waits = Vec::with_capacity(n);
+        let mut last = None;
         while waits.len() < n {
             tokio::time::timeout(PATIENCE, consumer.recv_batch(BATCH, &mut deliveries)).await??;
             let now = begun.elapsed();
@@ -222,7 +237,11 @@ pub(crate) async fn latencies(job: &Job, rate: f64) -> Result<Vec<f64>, Failed> 
                 intended.copy_from_slice(message.payload.as_deref().and_then(|p| p.get(..8)).unwrap_or(&[0; 8]));
                 waits.push((now - Duration::from_nanos(u64::from_be_bytes(intended))).as_secs_f64() * 1e3);
             }
-            deliveries.ack_all().await;
+            // As in `receive`: what is next must not wait for the answer, which Kafka's coordinator keeps back for 10 ms.
+            last = Some(deliveries.ack_all());
+        }
+        if let Some(last) = last {
+            last.await;
         }
         Ok::<_, Failed>(waits)
     };

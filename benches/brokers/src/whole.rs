@@ -88,17 +88,32 @@ impl Whole<'_> {
 
     fn topic(&mut self) -> String {
         self.topics += 1;
+        self.last_topic()
+    }
+
+    fn last_topic(&self) -> String {
         format!("bench{}-{}", std::process::id(), self.topics)
     }
 
     /// Runs this program once more, and returns what stands behind the word it prints.
     fn child(&self, word: &str, args: &[&str]) -> Result<String, Failed> {
         let output = Command::new(std::env::current_exe()?).args(args).output()?;
+        self.tidy(&self.last_topic());
         let told = String::from_utf8_lossy(&output.stdout).into_owned();
         let line = told.lines().find(|line| line.starts_with(word)).map(str::to_owned);
         match line {
             Some(line) if output.status.success() => Ok(line),
             _ => Err(format!("{} failed: {}", args.join(" "), String::from_utf8_lossy(&output.stderr)).into()),
+        }
+    }
+
+    /// Deletes what a run left, where that is worth it.
+    fn tidy(&self, topic: &str) {
+        if self.backend.tidy
+            && let Ok(program) = std::env::current_exe()
+            && let Err(error) = told(Command::new(program).args(["tidy", self.url, topic]))
+        {
+            eprintln!("{error}");
         }
     }
 
@@ -204,6 +219,7 @@ impl Whole<'_> {
                     let (topic, n, size) = (whole.topic(), n.to_string(), size.to_string());
                     let args = ["run", whole.backend.name, name, whole.url, &topic, &n, &size];
                     let said = told(Command::new(program).args(args))?;
+                    whole.tidy(&topic);
                     Ok(said.lines().find_map(Ran::read).ok_or_else(|| format!("{name}: not understood: {said}"))?)
                 };
                 if round % 2 == 0 {

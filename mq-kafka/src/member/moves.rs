@@ -129,6 +129,7 @@ impl Member {
             let Some(mut queue) = self.consumer.split_partition_queue(&entry.topic, entry.partition) else { continue };
             let driver = self.driver.clone();
             queue.set_nonempty_callback(move || driver.unpark());
+            let Some(queue) = ffi::Queue::of(&self.consumer, queue, &entry.topic, entry.partition) else { continue };
             if let Err(error) = places.add_partition_offset(&entry.topic, entry.partition, Offset::Offset(entry.offset))
             {
                 tracing::warn!(%error, topic = %entry.topic, "a partition that cannot be named");

@@ -2,16 +2,19 @@
 //! with unsafe code; each function states why it is sound.
 #![allow(unsafe_code)]
 
+mod record;
+
 use bytes::Bytes;
 use rdkafka::bindings as sys;
 use rdkafka::client::Client;
 use rdkafka::error::RDKafkaErrorCode;
-use rdkafka::message::BorrowedMessage;
 use rdkafka::{ClientContext, TopicPartitionList};
 use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub(crate) use record::{Queue, Raw};
 
 /// What became of a message, by librdkafka's own account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,27 +102,6 @@ unsafe fn text(p: *const std::ffi::c_char) -> String {
     }
     // SAFETY: by the caller.
     unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
-}
-
-/// The headers of a message. Names that are not UTF-8 are read with replacement characters: `rdkafka` panics on them.
-pub(crate) fn headers(message: &BorrowedMessage<'_>, mut each: impl FnMut(&str, Option<&[u8]>)) {
-    let mut list = ptr::null_mut();
-    // SAFETY: the message is alive as long as the borrow; names and values live as long as the message.
-    unsafe {
-        let none = sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
-        if sys::rd_kafka_message_headers(message.ptr(), &mut list) != none {
-            return;
-        }
-        for index in 0.. {
-            let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0usize);
-            if sys::rd_kafka_header_get_all(list, index, &mut name, &mut value, &mut size) != none {
-                return;
-            }
-            let name = CStr::from_ptr(name).to_string_lossy();
-            let value = (!value.is_null()).then(|| std::slice::from_raw_parts(value.cast::<u8>(), size));
-            each(&name, value);
-        }
-    }
 }
 
 /// One entry of a list of partitions.
