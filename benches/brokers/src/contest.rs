@@ -19,7 +19,7 @@ pub(crate) struct Backend {
     pub(crate) partitions: &'static [usize],
     /// Deliveries in hand, likewise.
     pub(crate) in_hand: &'static [usize],
-    /// How long an awaited send takes beside one by hand, at most.
+    /// How long an awaited send takes beside one by hand with the same promise, at most.
     pub(crate) one_send: Option<f64>,
     /// A run is void unless batches are so much faster than messages one by one.
     pub(crate) void: f64,
@@ -104,7 +104,7 @@ pub(crate) const PEERS: [Peer; 6] = [
 pub(crate) async fn run(backend: &str, contestant: &str, job: &Job) -> Result<Ran, Failed> {
     match (backend, contestant) {
         (_, "ours") => crate::ours::run(job).await,
-        (_, "ours-one") => crate::ours::one_by_one(job).await,
+        (_, "ours-single") => crate::ours::single(job).await,
         #[cfg(feature = "redis")]
         ("redis", "same") => crate::redis_same::run(job).await,
         #[cfg(feature = "redis")]
@@ -123,6 +123,10 @@ pub(crate) async fn run(backend: &str, contestant: &str, job: &Job) -> Result<Ra
         ("kafka", "bare") => crate::kafka_bare::run(job).await,
         #[cfg(feature = "kafka")]
         ("kafka", "one") => crate::kafka_bare::one_by_one(job).await,
+        #[cfg(feature = "kafka")]
+        ("kafka", "same-single") => crate::kafka_bare::single(job, true).await,
+        #[cfg(feature = "kafka")]
+        ("kafka", "bare-single") => crate::kafka_bare::single(job, false).await,
         _ => Err(format!("no {contestant} for {backend} in this build; build with --features {backend}").into()),
     }
 }

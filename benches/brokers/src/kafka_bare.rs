@@ -12,7 +12,7 @@ use rdkafka::client::{ClientContext, DefaultClientContext};
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::{BorrowedMessage, DeliveryResult, OwnedHeaders};
+use rdkafka::message::{BorrowedMessage, DeliveryResult, Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer, ProducerContext};
 use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::types::RDKafkaErrorCode;
@@ -205,4 +205,31 @@ pub(crate) async fn one_by_one(job: &Job) -> Result<Ran, Failed> {
     }
     let receive = meter.stop();
     Ok(Ran { send, receive })
+}
+
+/// Awaited sends alone, with nothing around; or idempotent and with an id of 16 bytes each, as ours are.
+pub(crate) async fn single(job: &Job, same_promise: bool) -> Result<Ran, Failed> {
+    make_topic(job).await?;
+    let payload = payload(job.size);
+    let idempotent = if same_promise { "true" } else { "false" };
+    let mut config = config(job);
+    config.set("acks", "all").set("linger.ms", "0").set("enable.idempotence", idempotent);
+    let producer: FutureProducer = config.create()?;
+    let send = async |number: usize| {
+        let mut record = FutureRecord::<(), [u8]>::to(&job.topic).payload(&payload);
+        if same_promise {
+            let mut id = [0; 16];
+            id[8..].copy_from_slice(&(number as u64).to_be_bytes());
+            record = record
+                .headers(OwnedHeaders::new_with_capacity(1).insert(Header { key: "mq-uid", value: Some(&id[..]) }));
+        }
+        producer.send(record, PATIENCE).await.map_err(|(error, _)| error)
+    };
+    // Connected, and with its number, as ours is when it is made.
+    send(0).await?;
+    let meter = Meter::start();
+    for number in 0..job.n {
+        send(number).await?;
+    }
+    Ok(Ran { send: meter.stop(), receive: Meter::start().stop() })
 }

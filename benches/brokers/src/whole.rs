@@ -293,21 +293,30 @@ impl Whole<'_> {
 
     /// How long an awaited send takes, beside one by hand.
     fn one_send(&mut self, most: f64, pairs: usize) -> Result<(), Failed> {
-        let (mut ratios, mut times) = (Vec::new(), Vec::new());
-        for _ in 0..pairs {
-            let n = self.backend.one_by_one;
-            let (raw, ours) = (self.once("one", n, SIZES[0])?, self.once("ours-one", n, SIZES[0])?);
-            ratios.push(ours.send.seconds / raw.send.seconds);
-            times.push(ours.send.seconds * 1e3 / n as f64);
+        let n = self.backend.one_by_one;
+        let mut times: [Vec<f64>; 3] = Default::default();
+        for pair in 0..pairs {
+            let mut turn = [(0, "ours-single"), (1, "same-single"), (2, "bare-single")];
+            if pair % 2 == 1 {
+                turn.reverse();
+            }
+            for (at, contestant) in turn {
+                times[at].push(self.once(contestant, n, SIZES[0])?.send.seconds * 1e3 / n as f64);
+            }
         }
-        let (ratio, time) = (Median::of(&ratios), Median::of(&times).value);
-        let word = self.judge(Judged::at_most(most, ratio));
+        let [ours, same, bare] = &times;
+        let beside = |theirs: &[f64]| Median::of(&ours.iter().zip(theirs).map(|(o, t)| o / t).collect::<Vec<_>>());
+        let [time, same_time, bare_time] = [ours, same, bare].map(|times| Median::of(times).value);
+        let (same, bare) = (beside(same), beside(bare));
+        let word = self.judge(Judged::at_most(most, same));
         let _ = writeln!(
             self.text,
-            "**One awaited send**, {} bytes, {pairs} pairs: {time:.2} ms\n\n| bar | median | 95 % interval | bound | |\n|---|---|---|---|---|",
+            "**One awaited send**, {} bytes, {pairs} times {n}: {time:.2} ms, same promise {same_time:.2} ms, bare {bare_time:.2} \
+             ms\n\n| bar | median | 95 % interval | bound | |\n|---|---|---|---|---|",
             SIZES[0]
         );
-        self.row("an awaited send, time beside one by hand", ratio, &format!("at most {most}"), word);
+        self.row("an awaited send, time beside same promise", same, &format!("at most {most}"), word);
+        self.row("an awaited send, time beside bare", bare, "", "shown");
         self.text.push('\n');
         Ok(())
     }
