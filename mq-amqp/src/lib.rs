@@ -145,6 +145,7 @@ mod returns;
 mod same;
 mod send;
 mod settle;
+mod steps;
 mod stream;
 mod topology;
 mod url;

@@ -6,13 +6,14 @@ use crate::bound::Bound;
 use crate::connect::{ANSWER, Role, within};
 use crate::copies::{self, Copy, To};
 use crate::decode::{Arrived, decode};
-use crate::delay::{Ladder, millis, step};
+use crate::delay::{Ladder, Rung, millis};
 use crate::driver::{Amqp, Cancels};
 use crate::fault::fault;
 use crate::fetch::Fetch;
 use crate::flush::Flush;
 use crate::options::GroupOptions;
 use crate::settle::{Frame, Tags};
+use crate::steps::Steps;
 use crate::topology::{Declarer, Found, Place, short};
 use crate::url::QueueType;
 use crate::wire::Notes;
@@ -20,7 +21,7 @@ use lapin::Channel;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
-use mq_core::{Carry, End, Incoming, Lane, Plan, Run, Session, Token};
+use mq_core::{Carry, End, Incoming, Lane, Plan, Run, Session, Stop, Token};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +93,8 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let bound = Bound::new(&connections, &queue, &place, &options, sub.provisioning);
     let (jobs, todo) = unbounded_channel();
     let (told, done) = unbounded_channel();
-    let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
+    let copier = copies::write(connections.clone(), Ladder::new(queue.clone(), kind), todo, told, session.clone());
+    let steps = Steps::new(&connections, Ladder::new(queue, kind), kind, session.clone());
     let reader = Reader {
         lane: session.open_lane(None, session.generation),
         session,
@@ -115,11 +117,17 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         cancels: amqp.cancels.clone(),
     };
     Ok(Box::pin(async move {
-        tokio::select! { biased;
-            end = reader.run() => end,
-            // Ends only when the reader did.
-            () = copier => End::Lost(Error::closed("the copier")),
-        }
+        let over = Stop::new();
+        let reading = async {
+            let end = tokio::select! { biased;
+                end = reader.run() => end,
+                // Ends only when the reader did.
+                () = copier => End::Lost(Error::closed("the copier")),
+            };
+            over.cancel();
+            end
+        };
+        tokio::join!(reading, steps.run(&over)).0
     }))
 }
 
@@ -338,7 +346,7 @@ impl Reader {
         let Arrived { message, mut notes, returned, offset } = arrived;
         self.is_stream |= offset.is_some();
         let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
-        if !rest.is_zero() && (step(rest).is_some() || !self.lane.may_park()) {
+        if !rest.is_zero() && (Rung::of(rest).is_some() || !self.lane.may_park()) {
             self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay(rest), message, notes });
             return;
         }

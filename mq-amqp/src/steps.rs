@@ -1,0 +1,249 @@
+//! Between two steps of a long delay. What its delay queue is done with, and what is not due yet, comes into a queue of its own
+//! beside the group's (`…..steps`). Every member looks into it, whatever it has in hand and though it is paused, and passes on
+//! what it finds by the due time that is noted: to the next delay queue, or, with less than a second left, to the group's queue.
+//! The copy is confirmed before the original is acknowledged; on channels of their own, beside the loop of the session.
+//!
+//! The queue is made by each member that does not find it when it begins, as that of the suspects is, and not only when it is
+//! needed: AMQP tells nobody that a queue was made, asking for one that is not there costs a channel each time, and what comes
+//! there while no member knows of it would lie there for ever.
+
+use crate::connect::{ANSWER, Connections, Role, within};
+use crate::decode::{Arrived, decode};
+use crate::delay::{Ladder, Rung, millis};
+use crate::send::{ConfirmChannel, Writer};
+use crate::topology::{Declarer, short};
+use crate::url::QueueType;
+use crate::wire::Origin;
+use lapin::Channel;
+use lapin::options::{BasicAckOptions, BasicGetOptions};
+use mq_api::{Error, ErrorKind, Provisioning, Result};
+use mq_core::{Session, Stop};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// From one look to the next. What comes there has a second left at least.
+const LOOK: Duration = Duration::from_millis(800);
+/// Taken at a look; it goes on at once while there is more.
+const BATCH: usize = 64;
+const BATCH_BYTES: usize = 4 << 20;
+/// The longest pause after failures in a row.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The pause of a user who may neither make nor read it: each try costs a channel for good.
+const REFUSED: Duration = Duration::from_secs(300);
+/// Longest wait for what is under way when the session ends: then it goes back with its channel.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The queue between two steps.
+pub(crate) fn queue(queue: &str) -> String {
+    format!("{queue}..steps")
+}
+
+/// What a look found.
+enum Found {
+    Nothing,
+    /// All that was found is passed on.
+    Some,
+    /// It is not there any more.
+    Gone,
+}
+
+/// See the module.
+pub(crate) struct Steps {
+    connections: Arc<Connections>,
+    name: String,
+    kind: QueueType,
+    ladder: Ladder,
+    session: Session,
+    writer: Option<(Arc<ConfirmChannel>, Writer<Taken>)>,
+    /// It was there at the last look.
+    known: bool,
+    /// Looks in a row.
+    failed: u32,
+}
+
+/// One that is being passed on.
+struct Taken {
+    tag: u64,
+    rung: Option<Rung>,
+}
+
+impl Steps {
+    pub(crate) fn new(connections: &Arc<Connections>, ladder: Ladder, kind: QueueType, session: Session) -> Self {
+        let (connections, name) = (connections.clone(), queue(ladder.queue()));
+        Self { connections, name, kind, ladder, session, writer: None, known: false, failed: 0 }
+    }
+
+    /// Looks until the session is over, or a close began.
+    pub(crate) async fn run(mut self, over: &Stop) {
+        let connections = self.connections.clone();
+        let new = || Declarer::new(&connections, Role::Consume, Provisioning::Create);
+        let draining = self.session.draining.clone();
+        let ending = async || {
+            tokio::select! { biased;
+                () = over.cancelled() => {}
+                () = draining.cancelled() => {}
+            }
+        };
+        let mut declarer = new();
+        let mut next = Instant::now();
+        loop {
+            tokio::select! { biased;
+                () = ending() => break,
+                () = tokio::time::sleep_until(next) => {}
+            }
+            let began = Instant::now();
+            let looked = {
+                let mut look = std::pin::pin!(self.look(&mut declarer));
+                tokio::select! { biased;
+                    looked = &mut look => looked,
+                    // Finished, not dropped: what is written and not confirmed would be there twice.
+                    () = ending() => match tokio::time::timeout(FAREWELL, look).await {
+                        Ok(looked) => looked,
+                        Err(_) => break,
+                    },
+                }
+            };
+            if looked.is_err() {
+                // What was taken and not passed on goes back with its channel.
+                std::mem::replace(&mut declarer, new()).done().await;
+            }
+            next = self.next(began, looked);
+        }
+        declarer.done().await;
+        if let Some((channel, writer)) = self.writer.take() {
+            drop(writer);
+            // Nothing depends on it: a channel that does not answer goes with its connection.
+            let close = channel.channel.close(200, "OK".into());
+            let _ = within(Duration::from_millis(200), "close a channel", close).await;
+        }
+    }
+
+    /// When to look again.
+    fn next(&mut self, began: Instant, looked: Result<Found>) -> Instant {
+        let error = match looked {
+            Ok(found) => {
+                if std::mem::take(&mut self.failed) > 0 {
+                    self.session.trouble("steps", None);
+                }
+                return match found {
+                    Found::Some => began,
+                    // One that was deleted with its group is not made again: the session ends before the next look.
+                    Found::Nothing | Found::Gone => began + LOOK,
+                };
+            }
+            Err(error) => error,
+        };
+        self.failed = self.failed.saturating_add(1);
+        if error.kind() == ErrorKind::Permission {
+            // Who may not make it delays nothing for long; who makes it looks too.
+            tracing::debug!(queue = %self.name, %error, "no look at what is between two steps of a delay");
+            return Instant::now() + REFUSED;
+        }
+        // Once is what the end of a session looks like from here.
+        if self.failed > 1 {
+            let text = format!("messages whose delay takes several steps wait in '{}': {error}", self.name);
+            self.session.trouble("steps", Some(text));
+        }
+        Instant::now() + PAUSE.min(LOOK * self.failed)
+    }
+
+    async fn look(&mut self, declarer: &mut Declarer<'_>) -> Result<Found> {
+        // How many there are is asked first: taking one of an empty quorum queue is written to its log.
+        match declarer.depth(&self.name).await? {
+            Some((0, _)) => {
+                self.known = true;
+                Ok(Found::Nothing)
+            }
+            Some(_) => {
+                self.known = true;
+                // One channel throughout, since tags are those of a channel.
+                let channel = declarer.channel().await?.clone();
+                let taken = take(&self.name, &channel, &self.session.draining).await?;
+                if taken.is_empty() {
+                    return Ok(Found::Nothing);
+                }
+                self.pass_on(&channel, taken).await?;
+                Ok(Found::Some)
+            }
+            None if std::mem::take(&mut self.known) => Ok(Found::Gone),
+            None => {
+                declarer.beside(&self.name, self.kind).await?;
+                self.known = true;
+                Ok(Found::Nothing)
+            }
+        }
+    }
+
+    /// Fails when one of them could not be passed on; the others are.
+    async fn pass_on(&mut self, channel: &Channel, taken: Vec<(u64, Arrived)>) -> Result<()> {
+        let now = millis(self.session.env.wall());
+        let connections = self.connections.clone();
+        let mut declarer = Declarer::new(&connections, Role::Publish, Provisioning::Create);
+        let mut placed = Vec::with_capacity(taken.len());
+        for (tag, arrived) in taken {
+            let rest = Duration::from_millis(arrived.notes.due.unwrap_or(0).saturating_sub(now));
+            let (queue, rung) = self.ladder.place(rest, &mut declarer).await?;
+            placed.push((Taken { tag, rung }, short(&queue)?, arrived));
+        }
+        declarer.done().await;
+        self.writer.take_if(|(channel, _)| !channel.channel.status().connected());
+        let writer = match &mut self.writer {
+            Some((_, writer)) => writer,
+            none => {
+                let channel = Arc::new(ConfirmChannel::open(&connections).await?);
+                let writer = Writer::new(channel.clone(), connections.url().confirm_timeout);
+                &mut none.insert((channel, writer)).1
+            }
+        };
+        let mut open = placed.len();
+        for (taken, queue, arrived) in placed {
+            let origin = Origin::Copy(arrived.notes);
+            writer.publish(taken, "".into(), Some(queue), &arrived.message, origin, self.session.env.now());
+        }
+        let mut failure = None;
+        let mut tick = tokio::time::interval(Duration::from_secs(1));
+        while open > 0 {
+            tokio::select! { biased;
+                () = poll_fn(|cx| writer.poll_done(cx)) => {}
+                now = tick.tick() => match writer.check(now) {
+                    Some(error) => writer.dead = Some(error),
+                    None => continue,
+                }
+            }
+            for (Taken { tag, rung }, result) in writer.done.drain(..) {
+                open -= 1;
+                match result {
+                    Ok(()) => {
+                        let ack = channel.basic_ack(tag, BasicAckOptions { multiple: false });
+                        within(ANSWER, "acknowledge", ack).await?;
+                    }
+                    Err(error) => {
+                        if let Some(rung) = rung {
+                            self.ladder.forget(rung);
+                        }
+                        failure = Some(error);
+                    }
+                }
+            }
+            if let Some(error) = writer.dead.take() {
+                self.writer = None;
+                return Err(error);
+            }
+        }
+        failure.map_or(Ok(()), |error: Error| Err(error))
+    }
+}
+
+async fn take(queue: &str, channel: &Channel, draining: &Stop) -> Result<Vec<(u64, Arrived)>> {
+    let (mut taken, mut bytes) = (Vec::new(), 0);
+    while taken.len() < BATCH && bytes < BATCH_BYTES && !draining.is_cancelled() {
+        let get = channel.basic_get(short(queue)?, BasicGetOptions { no_ack: false });
+        let Some(got) = within(ANSWER, "take what is between two steps", get).await? else { break };
+        let d = got.delivery;
+        bytes += d.data.len();
+        taken.push((d.delivery_tag, decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data)));
+    }
+    Ok(taken)
+}
