@@ -179,7 +179,8 @@ impl Route {
             (Target::Retry { after, attempt, .. }, Some(relay)) => {
                 let mut declarer = Declarer::new(connections, Role::Publish, relay.provisioning);
                 let (queue, step) = relay.ladder.place(after, &mut declarer).await?;
-                let due = (!after.is_zero()).then(|| millis(tx.env.wall() + after));
+                // A part of a millisecond that is left out must not make it early.
+                let due = (!after.is_zero()).then(|| millis(tx.env.wall() + after) + 1);
                 let notes = Notes { attempt, due, ..Notes::default() };
                 sent.step = step;
                 writer.publish(sent, "".into(), Some(short(&queue)?), &message, Origin::Copy(notes), now);
