@@ -3,11 +3,8 @@
 //! for that. Else it comes into a queue of its own beside the group's (`…..step..ms` to `…..steps`), where members find it and pass
 //! it on: in the group's queue it would wait behind the backlog at every step, and be counted as ready without being due.
 
-use crate::connect::answer;
-use crate::fault::fault;
-use crate::topology::{Declarer, short, text};
+use crate::topology::{Declarer, keeping, text};
 use crate::url::QueueType;
-use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use mq_api::Result;
 use std::time::{Duration, SystemTime};
@@ -103,12 +100,12 @@ impl Ladder {
         if !self.made.contains(&rung) {
             if !rung.last {
                 // First: what its time is over for has to come somewhere. Members make it too, who look into it.
-                declarer.beside(&crate::steps::queue(&self.queue), self.kind).await?;
+                let steps = crate::steps::queue(&self.queue);
+                if declarer.depth(&steps).await?.is_none() {
+                    declarer.make(&steps, keeping(self.kind)).await?;
+                }
             }
-            let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-            let arguments = arguments(&rung.then(&self.queue), rung.length());
-            let made = declarer.channel().await?.queue_declare(short(&name)?, options, arguments);
-            answer(&name, made).await?.map_err(|e| fault(format!("make the delay queue '{name}'"), e))?;
+            declarer.make(&name, arguments(&rung.then(&self.queue), rung.length())).await?;
             self.made.push(rung);
         }
         Ok((name, Some(rung)))

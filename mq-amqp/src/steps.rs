@@ -11,7 +11,7 @@ use crate::connect::{ANSWER, Connections, Role, within};
 use crate::decode::{Arrived, decode};
 use crate::delay::{Ladder, Rung, millis};
 use crate::send::{ConfirmChannel, Writer};
-use crate::topology::{Declarer, short};
+use crate::topology::{Declarer, keeping, short};
 use crate::url::QueueType;
 use crate::wire::Origin;
 use lapin::Channel;
@@ -28,9 +28,12 @@ const LOOK: Duration = Duration::from_millis(800);
 /// Taken at a look; it goes on at once while there is more.
 const BATCH: usize = 64;
 const BATCH_BYTES: usize = 4 << 20;
+/// Until one that is gone is made again. Deleted with its group it is not: the session is told of that before. But what its delay
+/// queue is done with meanwhile waits there until the broker tries again, which is after three minutes.
+const GONE: Duration = Duration::from_millis(200);
 /// The longest pause after failures in a row.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The pause of a user who may neither make nor read it: each try costs a channel for good.
+/// The pause of a user who may not make it, or not read it: each try costs a channel for good.
 const REFUSED: Duration = Duration::from_secs(300);
 /// Longest wait for what is under way when the session ends: then it goes back with its channel.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -57,9 +60,9 @@ pub(crate) struct Steps {
     ladder: Ladder,
     session: Session,
     writer: Option<(Arc<ConfirmChannel>, Writer<Taken>)>,
-    /// It was there at the last look.
+    /// It was there when it was last looked for.
     known: bool,
-    /// Looks in a row.
+    /// Looks in a row that failed.
     failed: u32,
 }
 
@@ -79,11 +82,12 @@ impl Steps {
     pub(crate) async fn run(mut self, over: &Stop) {
         let connections = self.connections.clone();
         let new = || Declarer::new(&connections, Role::Consume, Provisioning::Create);
-        let draining = self.session.draining.clone();
+        let (draining, stop) = (self.session.draining.clone(), self.session.stop.clone());
         let ending = async || {
             tokio::select! { biased;
                 () = over.cancelled() => {}
                 () = draining.cancelled() => {}
+                () = stop.cancelled() => {}
             }
         };
         let mut declarer = new();
@@ -124,29 +128,26 @@ impl Steps {
     fn next(&mut self, began: Instant, looked: Result<Found>) -> Instant {
         let error = match looked {
             Ok(found) => {
-                if std::mem::take(&mut self.failed) > 0 {
-                    self.session.trouble("steps", None);
-                }
+                self.failed = 0;
+                // Also what an earlier session said.
+                self.session.trouble("steps", None);
                 return match found {
                     Found::Some => began,
-                    // One that was deleted with its group is not made again: the session ends before the next look.
-                    Found::Nothing | Found::Gone => began + LOOK,
+                    Found::Nothing => began + LOOK,
+                    Found::Gone => began + GONE,
                 };
             }
             Err(error) => error,
         };
         self.failed = self.failed.saturating_add(1);
-        if error.kind() == ErrorKind::Permission {
-            // Who may not make it delays nothing for long; who makes it looks too.
-            tracing::debug!(queue = %self.name, %error, "no look at what is between two steps of a delay");
-            return Instant::now() + REFUSED;
-        }
-        // Once is what the end of a session looks like from here.
-        if self.failed > 1 {
+        let refused = error.kind() == ErrorKind::Permission;
+        // Who may not make it delays nothing for long, and who makes it looks too. But one failure is what the end of a session
+        // looks like from here.
+        if (refused && self.known) || (!refused && self.failed > 1) {
             let text = format!("messages whose delay takes several steps wait in '{}': {error}", self.name);
             self.session.trouble("steps", Some(text));
         }
-        Instant::now() + PAUSE.min(LOOK * self.failed)
+        Instant::now() + if refused { REFUSED } else { PAUSE.min(LOOK * self.failed) }
     }
 
     async fn look(&mut self, declarer: &mut Declarer<'_>) -> Result<Found> {
@@ -169,7 +170,7 @@ impl Steps {
             }
             None if std::mem::take(&mut self.known) => Ok(Found::Gone),
             None => {
-                declarer.beside(&self.name, self.kind).await?;
+                declarer.make(&self.name, keeping(self.kind)).await?;
                 self.known = true;
                 Ok(Found::Nothing)
             }

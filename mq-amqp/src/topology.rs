@@ -104,7 +104,8 @@ pub(crate) fn group_arguments(kind: QueueType, dead_letters: &str, options: &Gro
     table
 }
 
-fn dead_letter_arguments(kind: QueueType) -> FieldTable {
+/// Of a queue of ours that only keeps: dead letters, suspects, what is between two steps of a delay.
+pub(crate) fn keeping(kind: QueueType) -> FieldTable {
     let mut table = FieldTable::default();
     table.insert("x-queue-type".into(), text(kind.as_str()));
     if kind == QueueType::Quorum {
@@ -196,16 +197,15 @@ impl<'a> Declarer<'a> {
 
     /// The queue of a group's dead letters.
     pub(crate) async fn dead_letters(&mut self, name: &str, kind: QueueType) -> Result<Found> {
-        self.queue(name, dead_letter_arguments(kind)).await
+        self.queue(name, keeping(kind)).await
     }
 
-    /// A queue of ours beside a group's, made whatever the provisioning says: its name is no user's, and without it nothing
-    /// could be delayed for long.
-    pub(crate) async fn beside(&mut self, name: &str, kind: QueueType) -> Result<Found> {
-        let how = std::mem::replace(&mut self.how, Provisioning::Create);
-        let made = self.dead_letters(name, kind).await;
-        self.how = how;
-        made
+    /// Makes a queue of ours beside a group's, whatever the provisioning says: its name is no user's.
+    pub(crate) async fn make(&mut self, name: &str, arguments: FieldTable) -> Result<()> {
+        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        let made = self.channel().await?.queue_declare(short(name)?, durable, arguments);
+        answer(name, made).await?.map_err(|e| fault(format!("make the queue '{name}'"), e))?;
+        Ok(())
     }
 
     pub(crate) async fn exchange(&mut self, place: &Place) -> Result<Found> {
