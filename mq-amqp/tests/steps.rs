@@ -6,10 +6,11 @@
 mod control;
 
 use control::{Rabbit, next, quiet, text};
-use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
-use lapin::types::FieldTable;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable};
 use mq_api::{Broker, BrokerExt, Consumer, Count, Message, ProducerSpec, Provisioning, RetryPolicy, Subscription};
 use mq_testbed::RabbitOptions;
+use mq_testbed::proxy::{Direction, Trouble};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -265,6 +266,52 @@ async fn queues_of_steps_that_were_deleted_are_made_again() {
         one(KINDS[0], Provisioning::Verify),
         one(KINDS[1], Provisioning::None),
     );
+}
+
+/// Puts one there that is not due for long.
+async fn between(channel: &lapin::Channel, queue: &str) {
+    let mut headers = FieldTable::default();
+    let due = std::time::SystemTime::now() + Duration::from_secs(25);
+    let due = due.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+    headers.insert("x-mq-due".into(), AMQPValue::LongLongInt(due));
+    let properties = lapin::BasicProperties::default().with_headers(headers);
+    let sent = channel.basic_publish("".into(), queue.into(), BasicPublishOptions::default(), b"x", properties);
+    sent.await.unwrap().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_is_closed_while_it_passes_one_on_neither_keeps_nor_doubles_it() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let (eye, (_raw, channel)) = (Eye::of(&rabbit).await, rabbit.raw().await);
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    // Closed before it has written the copy, and while the copy is not confirmed.
+    for warm in [false, true] {
+        let (mut proxy, far) = rabbit.far().await;
+        let topic = format!("warm-{warm}");
+        let [steps, rung] = [format!("{topic}..g..steps"), format!("{topic}..g..step..5000")];
+        let member = far.subscribe(Subscription::group(&topic, "g")).await.unwrap();
+        eye.becomes(&steps, Some(0), Duration::from_secs(3)).await;
+        let mut all = 1;
+        if warm {
+            between(&channel, &steps).await;
+            eye.becomes(&rung, Some(1), Duration::from_secs(3)).await;
+            all = 2;
+        }
+        proxy.begin(Trouble::Delay(Direction::ToClient, Duration::from_millis(300))).unwrap();
+        between(&channel, &steps).await;
+        let began = Instant::now();
+        while eye.waiting(&steps).await == Some(1) {
+            assert!(began.elapsed() < Duration::from_secs(5), "warm {warm}: not taken");
+        }
+        let began = Instant::now();
+        member.control().close(Duration::from_secs(5)).await;
+        assert!(began.elapsed() < Duration::from_secs(4), "warm {warm}: closing took {:?}", began.elapsed());
+        let [steps, rung] = [eye.waiting(&steps).await, eye.waiting(&rung).await];
+        println!("warm {warm}: {steps:?} in the step queue, {rung:?} in the delay queue");
+        assert_eq!(steps.unwrap_or(0) + rung.unwrap_or(0), all, "warm {warm}: {steps:?}, {rung:?}");
+        proxy.end(Trouble::Delay(Direction::ToClient, Duration::from_millis(300))).unwrap();
+        far.close(Duration::from_secs(5)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
