@@ -245,9 +245,9 @@ async fn queues_of_steps_that_were_deleted_are_made_again() {
         eye.delete(&steps).await;
         eye.becomes(&steps, Some(0), Duration::from_secs(3)).await;
         comes(&mut member, &format!("{topic}, without the step queue"), began, DELAY).await;
-        for step in [&rung, &format!("{queue}..step..1000"), &format!("{queue}..retry..1000")] {
-            eye.becomes(step, Some(0), Duration::from_secs(3)).await;
-            eye.delete(step).await;
+        eye.nothing_left(&queue).await;
+        for step in ["..step..5000", "..step..1000", "..retry..1000"] {
+            eye.delete(&format!("{queue}{step}")).await;
         }
         let began = delayed(&broker, &mut member, &topic, DELAY).await;
         comes(&mut member, &format!("{topic}, without delay queues"), began, DELAY).await;
