@@ -2,7 +2,7 @@
 
 use crate::connect::{Role, answer, within};
 use crate::delay::Ladder;
-use crate::driver::Amqp;
+use crate::driver::{Amqp, Missed};
 use crate::fault::fault;
 use crate::letters::Letters;
 use crate::options::GroupOptions;
@@ -71,7 +71,7 @@ impl Admin for AmqpAdmin {
         let amqp = self.amqp.clone();
         self.run(Some(LOOK), async move {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
-            let Some(held) = Held::ask(&mut declarer, &queue).await? else {
+            let Some(held) = Held::ask(&mut declarer, &queue, &amqp.missed).await? else {
                 let text = format!("there is no queue '{queue}', so no such group");
                 return Err(Error::new(ErrorKind::NotFound, text));
             };
@@ -238,15 +238,19 @@ struct Held {
 impl Held {
     /// Asks one queue after the other. What is between two steps goes to the group's queue or to a delay queue, so it is asked for
     /// first, and counted at most too often where all are wanted. Delay queues come last: what comes back meanwhile is in neither
-    /// number, never in both.
-    async fn ask(declarer: &mut Declarer<'_>, queue: &str) -> Result<Option<Self>> {
+    /// number, never in both. With members a delay queue that was missed lately is not asked for: what is delayed is a bound then.
+    async fn ask(declarer: &mut Declarer<'_>, queue: &str, missed: &Missed) -> Result<Option<Self>> {
         let between = declarer.depth(&crate::steps::queue(queue)).await?.map_or(0, |(n, _)| n);
         let Some((waiting, members)) = declarer.depth(queue).await? else { return Ok(None) };
         let suspects = declarer.depth(&crate::alone::queue(queue)).await?.map_or(0, |(n, _)| n);
         let mut delayed = None;
         for name in Ladder::names(queue) {
-            if let Some((n, _)) = declarer.depth(&name).await? {
-                *delayed.get_or_insert(0) += n;
+            if members > 0 && missed.lately(&name) {
+                continue;
+            }
+            match declarer.depth(&name).await? {
+                Some((n, _)) => *delayed.get_or_insert(0) += n,
+                None => missed.note(name),
             }
         }
         Ok(Some(Self { waiting, members, suspects, between, delayed }))
