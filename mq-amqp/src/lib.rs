@@ -117,8 +117,10 @@
 //! * A backlog is exact while a group has neither members nor ever had a long delay; else each number is a bound, since AMQP tells
 //!   neither what members hold nor what is on its way between two queues. With members, `ready` is at least what waits in the
 //!   group's queue, all of which is due but for the last second of a delay; without, at most that and what is between two steps,
-//!   which nobody passes on then. `delayed` is at least what delay queues hold; one that was
-//!   made within a minute may be missing.
+//!   which nobody passes on then. `delayed` is at least what delay queues hold; with members
+//!   one that was made within the last minute may be missing.
+//! * Where `…..steps` was deleted by hand, members make it again at once. A step that ended meanwhile, or without any member, is
+//!   lost by nobody, but the broker tries it again after three minutes only.
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours
