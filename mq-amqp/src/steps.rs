@@ -14,6 +14,7 @@ use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, keeping, short};
 use crate::url::QueueType;
 use crate::wire::Origin;
+use futures_util::future::try_join_all;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions};
 use mq_api::{Error, ErrorKind, Provisioning, Result};
@@ -26,7 +27,9 @@ use tokio::time::Instant;
 /// From one look to the next. What comes there has a second left at least.
 const LOOK: Duration = Duration::from_millis(800);
 /// Taken at a look; it goes on at once while there is more.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
+/// Asked for together: an answer each would be waited for longer than all the rest takes.
+const AT_ONCE: usize = 32;
 const BATCH_BYTES: usize = 4 << 20;
 /// Until one that is gone is made again. Deleted with its group it is not: the session is told of that before. But what its delay
 /// queue is done with meanwhile waits there until the broker tries again, which is after three minutes.
@@ -157,11 +160,11 @@ impl Steps {
                 self.known = true;
                 Ok(Found::Nothing)
             }
-            Some(_) => {
+            Some((waiting, _)) => {
                 self.known = true;
                 // One channel throughout, since tags are those of a channel.
                 let channel = declarer.channel().await?.clone();
-                let taken = take(&self.name, &channel, &self.session.draining).await?;
+                let taken = take(&self.name, &channel, waiting, &self.session.draining).await?;
                 if taken.is_empty() {
                     return Ok(Found::Nothing);
                 }
@@ -189,13 +192,13 @@ impl Steps {
             placed.push((Taken { tag, rung }, short(&queue)?, arrived));
         }
         declarer.done().await;
-        self.writer.take_if(|(channel, _)| !channel.channel.status().connected());
-        let writer = match &mut self.writer {
-            Some((_, writer)) => writer,
-            none => {
-                let channel = Arc::new(ConfirmChannel::open(&connections).await?);
-                let writer = Writer::new(channel.clone(), connections.url().confirm_timeout);
-                &mut none.insert((channel, writer)).1
+        // Put back only with nothing under way: a late outcome would be taken for that of a tag of another channel.
+        let usable = self.writer.take().filter(|(channel, _)| channel.channel.status().connected());
+        let (publishing, mut writer) = match usable {
+            Some(writer) => writer,
+            None => {
+                let publishing = Arc::new(ConfirmChannel::open(&connections).await?);
+                (publishing.clone(), Writer::new(publishing, connections.url().confirm_timeout))
             }
         };
         let mut open = placed.len();
@@ -213,38 +216,44 @@ impl Steps {
                     None => continue,
                 }
             }
+            let mut acks = Vec::new();
             for (Taken { tag, rung }, result) in writer.done.drain(..) {
                 open -= 1;
-                match result {
-                    Ok(()) => {
-                        let ack = channel.basic_ack(tag, BasicAckOptions { multiple: false });
-                        within(ANSWER, "acknowledge", ack).await?;
-                    }
-                    Err(error) => {
-                        if let Some(rung) = rung {
-                            self.ladder.forget(rung);
-                        }
+                match (result, rung) {
+                    (Ok(()), _) => acks.push(channel.basic_ack(tag, BasicAckOptions { multiple: false })),
+                    (Err(error), rung) => {
+                        rung.into_iter().for_each(|rung| self.ladder.forget(rung));
                         failure = Some(error);
                     }
                 }
             }
+            within(ANSWER, "acknowledge", try_join_all(acks)).await?;
             if let Some(error) = writer.dead.take() {
-                self.writer = None;
                 return Err(error);
             }
         }
+        self.writer = Some((publishing, writer));
         failure.map_or(Ok(()), |error: Error| Err(error))
     }
 }
 
-async fn take(queue: &str, channel: &Channel, draining: &Stop) -> Result<Vec<(u64, Arrived)>> {
+/// Takes some of those `waiting`, many with one question.
+async fn take(queue: &str, channel: &Channel, waiting: u64, draining: &Stop) -> Result<Vec<(u64, Arrived)>> {
     let (mut taken, mut bytes) = (Vec::new(), 0);
-    while taken.len() < BATCH && bytes < BATCH_BYTES && !draining.is_cancelled() {
-        let get = channel.basic_get(short(queue)?, BasicGetOptions { no_ack: false });
-        let Some(got) = within(ANSWER, "take what is between two steps", get).await? else { break };
-        let d = got.delivery;
-        bytes += d.data.len();
-        taken.push((d.delivery_tag, decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data)));
+    let wanted = usize::try_from(waiting).map_or(BATCH, |waiting| waiting.min(BATCH));
+    while taken.len() < wanted && bytes < BATCH_BYTES && !draining.is_cancelled() {
+        let name = short(queue)?;
+        let get = || channel.basic_get(name.clone(), BasicGetOptions { no_ack: false });
+        let gets = try_join_all((taken.len()..wanted).take(AT_ONCE).map(|_| get()));
+        let before = taken.len();
+        for got in within(ANSWER, "take what is between two steps", gets).await?.into_iter().flatten() {
+            let d = got.delivery;
+            bytes += d.data.len();
+            taken.push((d.delivery_tag, decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data)));
+        }
+        if taken.len() == before {
+            break;
+        }
     }
     Ok(taken)
 }
