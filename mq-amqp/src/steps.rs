@@ -10,13 +10,17 @@
 use crate::connect::{ANSWER, Connections, Role, within};
 use crate::decode::{Arrived, decode};
 use crate::delay::{Ladder, Rung, millis};
+use crate::fault::fault;
 use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, keeping, short};
 use crate::url::QueueType;
 use crate::wire::Origin;
 use futures_util::future::try_join_all;
+use futures_util::stream::StreamExt;
 use lapin::Channel;
-use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions};
+use lapin::types::FieldTable;
 use mq_api::{Error, ErrorKind, Provisioning, Result};
 use mq_core::{Session, Stop};
 use std::future::poll_fn;
@@ -27,9 +31,11 @@ use tokio::time::Instant;
 /// From one look to the next. What comes there has a second left at least.
 const LOOK: Duration = Duration::from_millis(800);
 /// Taken at a look; it goes on at once while there is more.
-const BATCH: usize = 256;
-/// Asked for together: an answer each would be waited for longer than all the rest takes.
-const AT_ONCE: usize = 32;
+const BATCH: usize = 512;
+/// So many are asked for one by one.
+const FEW: usize = 16;
+/// Another member took the rest when nothing comes for so long.
+const QUIET: Duration = Duration::from_millis(20);
 const BATCH_BYTES: usize = 4 << 20;
 /// Until one that is gone is made again. Deleted with its group it is not: the session is told of that before. But what its delay
 /// queue is done with meanwhile waits there until the broker tries again, which is after three minutes.
@@ -237,23 +243,58 @@ impl Steps {
     }
 }
 
-/// Takes some of those `waiting`, many with one question.
-async fn take(queue: &str, channel: &Channel, waiting: u64, draining: &Stop) -> Result<Vec<(u64, Arrived)>> {
-    let (mut taken, mut bytes) = (Vec::new(), 0);
-    let wanted = usize::try_from(waiting).map_or(BATCH, |waiting| waiting.min(BATCH));
-    while taken.len() < wanted && bytes < BATCH_BYTES && !draining.is_cancelled() {
-        let name = short(queue)?;
-        let get = || channel.basic_get(name.clone(), BasicGetOptions { no_ack: false });
-        let gets = try_join_all((taken.len()..wanted).take(AT_ONCE).map(|_| get()));
-        let before = taken.len();
-        for got in within(ANSWER, "take what is between two steps", gets).await?.into_iter().flatten() {
-            let d = got.delivery;
-            bytes += d.data.len();
-            taken.push((d.delivery_tag, decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data)));
-        }
-        if taken.len() == before {
-            break;
-        }
+/// Taken together.
+#[derive(Default)]
+struct Batch {
+    all: Vec<(u64, Arrived)>,
+    bytes: usize,
+    largest: usize,
+}
+
+impl Batch {
+    fn push(&mut self, d: Delivery) {
+        self.bytes += d.data.len();
+        self.largest = self.largest.max(d.data.len());
+        let arrived = decode(d.properties, d.exchange.as_str(), d.routing_key.as_str(), d.data);
+        self.all.push((d.delivery_tag, arrived));
     }
-    Ok(taken)
+
+    /// How many more there is room for, if they are no larger than those before.
+    fn room(&self) -> usize {
+        let bytes = BATCH_BYTES.saturating_sub(self.bytes) / self.largest.max(1);
+        bytes.min(BATCH.saturating_sub(self.all.len()))
+    }
+}
+
+/// Takes some of those that are waiting.
+async fn take(queue: &str, channel: &Channel, waiting: u64, draining: &Stop) -> Result<Vec<(u64, Arrived)>> {
+    const DOING: &str = "take what is between two steps";
+    let mut batch = Batch::default();
+    let few = usize::try_from(waiting).map_or(FEW, |waiting| waiting.min(FEW));
+    let name = short(queue)?;
+    let gets = (0..few).map(|_| channel.basic_get(name.clone(), BasicGetOptions { no_ack: false }));
+    let gets = within(ANSWER, DOING, try_join_all(gets)).await?;
+    gets.into_iter().flatten().for_each(|got| batch.push(got.delivery));
+    let more = batch.room().min(usize::try_from(waiting).unwrap_or(BATCH).saturating_sub(batch.all.len()));
+    if batch.all.len() < FEW || more < FEW || draining.is_cancelled() {
+        return Ok(batch.all);
+    }
+    // Many: a quorum queue answers each get when it has written it to its log. Consuming costs that once; but only for a moment,
+    // since it would also send to a member whose machine is gone, until that is noticed.
+    let prefetch = u16::try_from(more).unwrap_or(u16::MAX);
+    within(ANSWER, DOING, channel.basic_qos(prefetch, BasicQosOptions { global: false })).await?;
+    let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+    let mut consumer = within(ANSWER, DOING, channel.basic_consume(name, "".into(), options, arguments)).await?;
+    let enough = batch.all.len() + more;
+    while batch.all.len() < enough
+        && let Ok(Some(got)) = tokio::time::timeout(QUIET, consumer.next()).await
+    {
+        batch.push(got.map_err(|e| fault(DOING, e))?);
+    }
+    // What was sent before the answer is ours too.
+    within(ANSWER, DOING, channel.basic_cancel(consumer.tag(), BasicCancelOptions::default())).await?;
+    while let Ok(Some(got)) = tokio::time::timeout(ANSWER, consumer.next()).await {
+        batch.push(got.map_err(|e| fault(DOING, e))?);
+    }
+    Ok(batch.all)
 }

@@ -5,9 +5,9 @@
 
 mod control;
 
+use control::eye::{Eye, between};
 use control::{Rabbit, next, quiet, text};
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::options::ConfirmSelectOptions;
 use mq_api::{Broker, BrokerExt, Consumer, Count, Message, ProducerSpec, Provisioning, RetryPolicy, Subscription};
 use mq_testbed::RabbitOptions;
 use mq_testbed::proxy::{Direction, Trouble};
@@ -18,50 +18,6 @@ use std::time::{Duration, Instant};
 const KINDS: [&str; 2] = ["quorum", "classic"];
 /// What its holder waits for, in the group's queue or in hand.
 const LAST: Duration = Duration::from_secs(1);
-
-/// Another program, which sees the queues.
-struct Eye {
-    raw: lapin::Connection,
-}
-
-impl Eye {
-    async fn of(rabbit: &Rabbit) -> Self {
-        Self { raw: rabbit.raw().await.0 }
-    }
-
-    /// What is ready in a queue; `None` if there is none.
-    async fn waiting(&self, queue: &str) -> Option<u32> {
-        let channel = self.raw.create_channel().await.unwrap();
-        let look = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let found = channel.queue_declare(queue.into(), look, FieldTable::default()).await.ok()?;
-        channel.close(200, "OK".into()).await.unwrap();
-        Some(found.message_count())
-    }
-
-    async fn becomes(&self, queue: &str, wanted: Option<u32>, limit: Duration) {
-        let began = Instant::now();
-        while self.waiting(queue).await != wanted {
-            assert!(began.elapsed() < limit, "'{queue}' has {:?}, not {wanted:?}", self.waiting(queue).await);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    async fn delete(&self, queue: &str) {
-        let channel = self.raw.create_channel().await.unwrap();
-        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
-        channel.close(200, "OK".into()).await.unwrap();
-    }
-
-    /// No queue of the group holds anything.
-    async fn nothing_left(&self, queue: &str) {
-        let lengths = [1_000, 5_000, 30_000].map(|ms| [format!("..retry..{ms}"), format!("..step..{ms}")]);
-        let others = ["", "..alone", "..steps", "..dlq"].map(str::to_owned);
-        for suffix in lengths.into_iter().flatten().chain(others) {
-            let waiting = self.waiting(&format!("{queue}{suffix}")).await;
-            assert!(matches!(waiting, None | Some(0)), "'{queue}{suffix}' has {waiting:?}");
-        }
-    }
-}
 
 /// Whether it came at its time.
 fn judge(what: &str, took: Duration, delay: Duration) {
@@ -268,17 +224,6 @@ async fn queues_of_steps_that_were_deleted_are_made_again() {
     );
 }
 
-/// Puts one there that is not due for long.
-async fn between(channel: &lapin::Channel, queue: &str) {
-    let mut headers = FieldTable::default();
-    let due = std::time::SystemTime::now() + Duration::from_secs(25);
-    let due = due.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
-    headers.insert("x-mq-due".into(), AMQPValue::LongLongInt(due));
-    let properties = lapin::BasicProperties::default().with_headers(headers);
-    let sent = channel.basic_publish("".into(), queue.into(), BasicPublishOptions::default(), b"x", properties);
-    sent.await.unwrap().await.unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_that_is_closed_while_it_passes_one_on_neither_keeps_nor_doubles_it() {
     let rabbit = Rabbit::start(RabbitOptions::default());
@@ -293,12 +238,12 @@ async fn a_member_that_is_closed_while_it_passes_one_on_neither_keeps_nor_double
         eye.becomes(&steps, Some(0), Duration::from_secs(3)).await;
         let mut all = 1;
         if warm {
-            between(&channel, &steps).await;
+            between(&channel, &steps, "x", Duration::from_secs(25)).await;
             eye.becomes(&rung, Some(1), Duration::from_secs(3)).await;
             all = 2;
         }
         proxy.begin(Trouble::Delay(Direction::ToClient, Duration::from_millis(300))).unwrap();
-        between(&channel, &steps).await;
+        between(&channel, &steps, "x", Duration::from_secs(25)).await;
         let began = Instant::now();
         while eye.waiting(&steps).await == Some(1) {
             assert!(began.elapsed() < Duration::from_secs(5), "warm {warm}: not taken");
@@ -375,4 +320,50 @@ async fn many_with_many_delays_come_once_each_and_leave_nothing() {
         other.close(Duration::from_secs(5)).await;
     };
     tokio::join!(one(KINDS[0]), one(KINDS[1]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_between_two_steps_is_passed_on_in_time_by_all_members() {
+    const ALL: usize = 4_000;
+    const DELAY: Duration = Duration::from_secs(8);
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let (eye, (_raw, channel)) = (Eye::of(&rabbit).await, rabbit.raw().await);
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    for kind in KINDS {
+        let (queue, url) = (format!("{kind}..g"), format!("queue_type={kind}"));
+        let (steps, sub) = (format!("{queue}..steps"), Subscription::group(kind, "g"));
+        let brokers = [rabbit.connect(&url).await, rabbit.connect(&url).await];
+        let first = brokers[0].subscribe(sub.clone()).await.unwrap();
+        eye.becomes(&steps, Some(0), Duration::from_secs(3)).await;
+        first.control().close(Duration::from_secs(5)).await;
+        let began = Instant::now();
+        let bodies: Vec<_> = (0..ALL).map(|n| n.to_string()).collect();
+        for some in bodies.chunks(500) {
+            futures_util::future::join_all(some.iter().map(|body| between(&channel, &steps, body, DELAY))).await;
+        }
+        let put = began.elapsed();
+        let mut one = brokers[0].subscribe(sub.clone()).await.unwrap();
+        let mut two = brokers[1].subscribe(sub).await.unwrap();
+        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+        for at in 0..ALL {
+            let delivery = tokio::select! {
+                got = next(&mut one) => got,
+                got = next(&mut two) => got,
+            };
+            if at == 0 {
+                assert!(began.elapsed() >= DELAY - Duration::from_millis(1), "{kind}: early, {:?}", began.elapsed());
+            }
+            *seen.entry(text(&delivery)).or_default() += 1;
+            drop(delivery.ack());
+        }
+        println!("{kind}: put in {put:?}, all after {:?}", began.elapsed());
+        assert!(began.elapsed() < DELAY + put + Duration::from_secs(2), "{kind}: late, {:?}", began.elapsed());
+        assert!(seen.len() == ALL && seen.values().all(|n| *n == 1), "{kind}: {} of {ALL}", seen.len());
+        quiet(&mut one, Duration::from_millis(500)).await;
+        quiet(&mut two, Duration::from_millis(500)).await;
+        for broker in brokers {
+            broker.close(Duration::from_secs(5)).await;
+        }
+        eye.nothing_left(&queue).await;
+    }
 }
