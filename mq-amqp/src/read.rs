@@ -21,7 +21,7 @@ use lapin::Channel;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position, Result, Settled};
-use mq_core::{Carry, End, Incoming, Lane, Plan, Run, Session, Stop, Token};
+use mq_core::{Carry, End, Incoming, Lane, Plan, Run, Session, Token};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,17 +117,27 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         cancels: amqp.cancels.clone(),
     };
     Ok(Box::pin(async move {
-        let over = Stop::new();
-        let reading = async {
-            let end = tokio::select! { biased;
-                end = reader.run() => end,
-                // Ends only when the reader did.
-                () = copier => End::Lost(Error::closed("the copier")),
-            };
-            over.cancel();
-            end
+        let (reading, steps) = (
+            async {
+                tokio::select! { biased;
+                    end = reader.run() => end,
+                    // Ends only when the reader did.
+                    () = copier => End::Lost(Error::closed("the copier")),
+                }
+            },
+            steps.run(),
+        );
+        tokio::pin!(reading, steps);
+        let end = tokio::select! { biased;
+            end = &mut reading => end,
+            // A close began.
+            () = &mut steps => return reading.await,
         };
-        tokio::join!(reading, steps.run(&over)).0
+        if matches!(end, End::Closed) {
+            steps.await;
+        }
+        // Any other end is told at once, for the lane is open until then; what is being passed on goes back with its channel.
+        end
     }))
 }
 

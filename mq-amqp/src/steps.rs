@@ -87,14 +87,13 @@ impl Steps {
         Self { connections, name, kind, ladder, session, writer: None, known: false, failed: 0 }
     }
 
-    /// Looks until the session is over, or a close began.
-    pub(crate) async fn run(mut self, over: &Stop) {
+    /// Looks until a close began, or it is dropped.
+    pub(crate) async fn run(mut self) {
         let connections = self.connections.clone();
         let new = || Declarer::new(&connections, Role::Consume, Provisioning::Create);
         let (draining, stop) = (self.session.draining.clone(), self.session.stop.clone());
         let ending = async || {
             tokio::select! { biased;
-                () = over.cancelled() => {}
                 () = draining.cancelled() => {}
                 () = stop.cancelled() => {}
             }
