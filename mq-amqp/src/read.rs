@@ -349,7 +349,10 @@ impl Reader {
             let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
             self.sort(tag, delivery.redelivered, arrived, now, &mut batch);
         }
-        self.lane.push(batch);
+        // Nobody may have one of a stream, though its session ends at once.
+        if !self.is_stream {
+            self.lane.push(batch);
+        }
     }
 
     fn sort(&mut self, tag: u64, redelivered: bool, arrived: Arrived, now: u64, batch: &mut Vec<Incoming>) {
