@@ -2,7 +2,7 @@
 
 use crate::connect::{Role, answer, within};
 use crate::delay::Ladder;
-use crate::driver::Amqp;
+use crate::driver::{Amqp, Missed};
 use crate::fault::fault;
 use crate::letters::Letters;
 use crate::options::GroupOptions;
@@ -71,7 +71,7 @@ impl Admin for AmqpAdmin {
         let amqp = self.amqp.clone();
         self.run(Some(LOOK), async move {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
-            let Some(held) = Held::ask(&mut declarer, &queue).await? else {
+            let Some(held) = Held::ask(&mut declarer, &queue, &amqp.missed).await? else {
                 let text = format!("there is no queue '{queue}', so no such group");
                 return Err(Error::new(ErrorKind::NotFound, text));
             };
@@ -229,40 +229,51 @@ struct Held {
     members: u64,
     /// Those whose consumer died wait in a queue of their own for their next trial.
     suspects: u64,
+    /// Between two steps of a long delay.
+    between: u64,
     /// In delay queues; `None` when the group has none, since nothing was ever delayed for longer than its holder waits.
     delayed: Option<u64>,
 }
 
 impl Held {
-    /// Asks one queue after the other, delay queues last: what comes back meanwhile is in neither number, never in both.
-    async fn ask(declarer: &mut Declarer<'_>, queue: &str) -> Result<Option<Self>> {
+    /// Asks one queue after the other. What is between two steps goes to the group's queue or to a delay queue, so it is asked for
+    /// first, and counted at most too often where all are wanted. Delay queues come last: what comes back meanwhile is in neither
+    /// number, never in both. With members a delay queue that was missed lately is not asked for: what is delayed is a bound then.
+    async fn ask(declarer: &mut Declarer<'_>, queue: &str, missed: &Missed) -> Result<Option<Self>> {
+        let between = declarer.depth(&crate::steps::queue(queue)).await?.map_or(0, |(n, _)| n);
         let Some((waiting, members)) = declarer.depth(queue).await? else { return Ok(None) };
         let suspects = declarer.depth(&crate::alone::queue(queue)).await?.map_or(0, |(n, _)| n);
         let mut delayed = None;
         for name in Ladder::names(queue) {
-            if let Some((n, _)) = declarer.depth(&name).await? {
-                *delayed.get_or_insert(0) += n;
+            if members > 0 && missed.lately(&name) {
+                continue;
+            }
+            match declarer.depth(&name).await? {
+                Some((n, _)) => *delayed.get_or_insert(0) += n,
+                None => missed.note(name),
             }
         }
-        Ok(Some(Self { waiting, members, suspects, delayed }))
+        Ok(Some(Self { waiting, members, suspects, between, delayed }))
     }
 
-    /// What members hold unacknowledged is in no number that AMQP tells, and some of it is only buffered there. Without members
-    /// all that is due is in the queue, but maybe not all of it is due: what comes back for its next step waits there too.
+    /// What members hold unacknowledged is in no number that AMQP tells, and some of it is only buffered there. What is in the
+    /// group's queue is due, but for the last second of a delay, so there is at least that. Without members it is all there is,
+    /// with what became due between two steps, which nobody passes on; but some of that may not be due yet.
     fn ready(&self) -> Count {
         let seen = self.waiting + self.suspects;
         match (self.members, self.delayed) {
-            (0, None) => Count::Exact(seen),
-            (0, Some(_)) => Count::AtMost(seen),
+            (0, None) if self.between == 0 => Count::Exact(seen),
+            (0, _) => Count::AtMost(seen + self.between),
             _ => Count::AtLeast(seen),
         }
     }
 
-    /// A message on its way back from a delay queue is in no queue's number, however long that takes a busy broker; nor is one
-    /// that a member, or one that is leaving, holds for its last second.
+    /// A message on its way from one queue to the next is in no queue's number, however long that takes a busy broker; nor is one
+    /// that a member, or one that is leaving, holds for its last second. What is between two steps is not counted: without members
+    /// it may lie there until it is due, and with members it may have gone on to a delay queue when that is asked.
     fn delayed(&self) -> Count {
         match (self.members, self.delayed) {
-            (0, None) => Count::Exact(0),
+            (0, None) if self.between == 0 => Count::Exact(0),
             (_, n) => Count::AtLeast(n.unwrap_or(0)),
         }
     }
@@ -271,7 +282,7 @@ impl Held {
 /// The queue of a group and its delay queues; the dead letters stay.
 async fn delete_group(declarer: &mut Declarer<'_>, place: &Place, group: &Group) -> Result<bool> {
     let queue = place.queue(group);
-    for name in Ladder::names(&queue).chain([crate::alone::queue(&queue)]) {
+    for name in Ladder::names(&queue).chain([crate::steps::queue(&queue), crate::alone::queue(&queue)]) {
         delete_queue(declarer, &name).await?;
     }
     match place {

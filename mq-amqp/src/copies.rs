@@ -3,7 +3,7 @@
 //! acknowledged only when the copy is confirmed.
 
 use crate::connect::{Connections, Role};
-use crate::delay::Ladder;
+use crate::delay::{Ladder, Rung};
 use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, short};
 use crate::wire::{Notes, Origin};
@@ -73,7 +73,7 @@ async fn serve(
     session: &Session,
 ) -> Result<()> {
     let channel = Arc::new(ConfirmChannel::open(connections).await?);
-    let mut writer: Writer<(Copy, Option<usize>)> = Writer::new(channel, connections.url().confirm_timeout);
+    let mut writer: Writer<(Copy, Option<Rung>)> = Writer::new(channel, connections.url().confirm_timeout);
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     let error = loop {
         while writer.room() > 0

@@ -10,7 +10,8 @@ use mq_core::{Driver, Mechanics, MoveBy, ReleaseBy, RetryBy, Run, Session, TxSes
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
 
 /// One client.
 #[derive(Debug)]
@@ -21,6 +22,7 @@ pub(crate) struct Amqp {
     groups: Mutex<BTreeMap<String, BTreeSet<Group>>>,
     pub(crate) streams: Streams,
     pub(crate) cancels: Cancels,
+    pub(crate) missed: Missed,
     /// When this program began to use the broker.
     pub(crate) born: SystemTime,
 }
@@ -41,6 +43,25 @@ impl Cancels {
     }
 }
 
+/// Queues that were not there when they were asked for. Each such question costs a channel, and the connection when none is left
+/// ([`channels`](crate::channels)): who looks at a backlog again and again asks once a minute, where a bound is all it can tell.
+#[derive(Debug, Default)]
+pub(crate) struct Missed(Mutex<BTreeMap<String, Instant>>);
+
+impl Missed {
+    const LATELY: Duration = Duration::from_secs(60);
+
+    pub(crate) fn note(&self, name: String) {
+        let mut missed = self.0.lock();
+        missed.retain(|_, at| at.elapsed() < Self::LATELY);
+        missed.insert(name, Instant::now());
+    }
+
+    pub(crate) fn lately(&self, name: &str) -> bool {
+        self.0.lock().get(name).is_some_and(|at| at.elapsed() < Self::LATELY)
+    }
+}
+
 impl Amqp {
     pub(crate) fn new(connections: Arc<Connections>, server: Option<String>) -> Self {
         let url = connections.url();
@@ -51,6 +72,7 @@ impl Amqp {
             groups: Mutex::default(),
             streams: Streams::default(),
             cancels: Cancels::default(),
+            missed: Missed::default(),
             born: SystemTime::now(),
         }
     }

@@ -28,6 +28,7 @@
 //! | group `billing` | durable queue `orders..billing`, bound with `#` |
 //! | dead letters | durable queue `orders..billing..dlq` |
 //! | delays | queues `orders..billing..retry..1000` (and 5 s, 30 s, 2 min, 10 min, 1 h), made when first needed |
+//! | delays of several steps | queues `orders..billing..step..1000` (and so on) before the last one, and between them `orders..billing..steps` |
 //! | crash suspects | queue `orders..billing..alone`, empty unless a consumer died |
 //! | broadcast | an exclusive queue, gone with its session |
 //! | broadcast with `queue-type=stream` | stream `orders..stream`, bound with `#` |
@@ -62,9 +63,10 @@
 //! # Redelivery
 //!
 //! A failed message is copied to the group's delay queue with its attempt number, and acknowledged when the copy is confirmed;
-//! it survives the member and the server, waits behind no longer delay, and any length is reached in steps. The last second
-//! is waited for by the member that takes it. Dead letters are published with their envelope and confirmed first; the
-//! broker's own dead-lettering is only a net under that (messages with an expiration).
+//! it survives the member and the server, waits behind no longer delay, and any length is reached in steps. Between two steps it
+//! comes into a queue that every member looks into all the time, busy, paused or not, and passes on from; only for its last
+//! second it comes into the group's queue, where the member that takes it waits for that. Dead letters are published with their
+//! envelope and confirmed first; the broker's own dead-lettering is only a net under that (messages with an expiration).
 //!
 //! What a dead member had comes again at once (a socket that broke), or after two heartbeats (a machine that vanished). A
 //! message that came back as often as the policy has attempts is handed over alone, and recorded before; when its consumer
@@ -111,8 +113,14 @@
 //! * Groups see what is sent after they were made. A producer's `groups` makes them before the first send.
 //! * All groups of a dead-letter topic or a native queue share its one queue.
 //! * `Admin::delete_topic` deletes the topic's stream and the groups that this connection knows; AMQP does not list bindings. Members and pending
-//!   deliveries are not listed either. A backlog is exact while a group has neither members nor ever had a long delay; else each
-//!   number is a bound, since AMQP tells neither what members hold nor what is on its way between two queues.
+//!   deliveries are not listed either.
+//! * A backlog is exact while a group has neither members nor ever had a long delay; else each number is a bound, since AMQP tells
+//!   neither what members hold nor what is on its way between two queues. With members, `ready` is at least what waits in the
+//!   group's queue, all of which is due but for the last second of a delay; without, at most that and what is between two steps,
+//!   which nobody passes on then. `delayed` is at least what delay queues hold; with members
+//!   one that was made within the last minute may be missing.
+//! * Where `…..steps` was deleted by hand, members make it again at once. A step that ended meanwhile, or without any member, is
+//!   lost by nobody, but the broker tries it again after three minutes only.
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours
@@ -145,6 +153,7 @@ mod returns;
 mod same;
 mod send;
 mod settle;
+mod steps;
 mod stream;
 mod topology;
 mod url;

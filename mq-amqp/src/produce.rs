@@ -2,7 +2,7 @@
 //! letters to theirs.
 
 use crate::connect::{Connections, Role, within};
-use crate::delay::{Ladder, millis};
+use crate::delay::{Ladder, Rung, millis};
 use crate::driver::Amqp;
 use crate::options::{GroupOptions, ProducerOptions};
 use crate::send::{ConfirmChannel, Writer};
@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// What a publish was for.
 struct Sent {
     ticket: u64,
-    step: Option<usize>,
+    step: Option<Rung>,
     letter: bool,
 }
 
@@ -88,7 +88,7 @@ pub(crate) async fn open(amqp: &Amqp, tx: TxSession) -> Result<Run> {
             let group = sub.group_name().cloned().unwrap_or_else(|| "".into());
             let kind = GroupOptions::read(&sub.native)?.queue_type.unwrap_or(amqp.queue_type());
             let relay = Relay {
-                ladder: Ladder::new(place.queue(&group)),
+                ladder: Ladder::new(place.queue(&group), kind),
                 dead_letters: place.dead_letters(&group),
                 kind,
                 provisioning: sub.provisioning,
@@ -179,7 +179,8 @@ impl Route {
             (Target::Retry { after, attempt, .. }, Some(relay)) => {
                 let mut declarer = Declarer::new(connections, Role::Publish, relay.provisioning);
                 let (queue, step) = relay.ladder.place(after, &mut declarer).await?;
-                let due = (!after.is_zero()).then(|| millis(tx.env.wall() + after));
+                // A part of a millisecond that is left out must not make it early.
+                let due = (!after.is_zero()).then(|| millis(tx.env.wall() + after) + 1);
                 let notes = Notes { attempt, due, ..Notes::default() };
                 sent.step = step;
                 writer.publish(sent, "".into(), Some(short(&queue)?), &message, Origin::Copy(notes), now);

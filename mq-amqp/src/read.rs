@@ -6,13 +6,14 @@ use crate::bound::Bound;
 use crate::connect::{ANSWER, Role, within};
 use crate::copies::{self, Copy, To};
 use crate::decode::{Arrived, decode};
-use crate::delay::{Ladder, millis, step};
+use crate::delay::{Ladder, Rung, millis};
 use crate::driver::{Amqp, Cancels};
 use crate::fault::fault;
 use crate::fetch::Fetch;
 use crate::flush::Flush;
 use crate::options::GroupOptions;
 use crate::settle::{Frame, Tags};
+use crate::steps::Steps;
 use crate::topology::{Declarer, Found, Place, short};
 use crate::url::QueueType;
 use crate::wire::Notes;
@@ -92,7 +93,8 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     let bound = Bound::new(&connections, &queue, &place, &options, sub.provisioning);
     let (jobs, todo) = unbounded_channel();
     let (told, done) = unbounded_channel();
-    let copier = copies::write(connections.clone(), Ladder::new(queue.clone()), todo, told, session.clone());
+    let copier = copies::write(connections.clone(), Ladder::new(queue.clone(), kind), todo, told, session.clone());
+    let steps = Steps::new(&connections, Ladder::new(queue, kind), kind, session.clone());
     let reader = Reader {
         lane: session.open_lane(None, session.generation),
         session,
@@ -115,11 +117,27 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
         cancels: amqp.cancels.clone(),
     };
     Ok(Box::pin(async move {
-        tokio::select! { biased;
-            end = reader.run() => end,
-            // Ends only when the reader did.
-            () = copier => End::Lost(Error::closed("the copier")),
+        let (reading, steps) = (
+            async {
+                tokio::select! { biased;
+                    end = reader.run() => end,
+                    // Ends only when the reader did.
+                    () = copier => End::Lost(Error::closed("the copier")),
+                }
+            },
+            steps.run(),
+        );
+        tokio::pin!(reading, steps);
+        let end = tokio::select! { biased;
+            end = &mut reading => end,
+            // A close began.
+            () = &mut steps => return reading.await,
+        };
+        if matches!(end, End::Closed) {
+            steps.await;
         }
+        // Any other end is told at once, for the lane is open until then; what is being passed on goes back with its channel.
+        end
     }))
 }
 
@@ -331,14 +349,17 @@ impl Reader {
             let arrived = decode(delivery.properties, exchange.as_str(), key.as_str(), delivery.data);
             self.sort(tag, delivery.redelivered, arrived, now, &mut batch);
         }
-        self.lane.push(batch);
+        // Nobody may have one of a stream, though its session ends at once.
+        if !self.is_stream {
+            self.lane.push(batch);
+        }
     }
 
     fn sort(&mut self, tag: u64, redelivered: bool, arrived: Arrived, now: u64, batch: &mut Vec<Incoming>) {
         let Arrived { message, mut notes, returned, offset } = arrived;
         self.is_stream |= offset.is_some();
         let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
-        if !rest.is_zero() && (step(rest).is_some() || !self.lane.may_park()) {
+        if !rest.is_zero() && (Rung::of(rest).is_some() || !self.lane.may_park()) {
             self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay(rest), message, notes });
             return;
         }

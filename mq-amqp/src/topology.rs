@@ -85,7 +85,7 @@ pub(crate) fn short(name: &str) -> Result<ShortString> {
 /// 3.10 takes -1 for "drop every returned message". So a number that is never reached, and never changes.
 const DELIVERY_LIMIT: i64 = 1_000_000;
 
-fn text(value: &str) -> AMQPValue {
+pub(crate) fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(LongString::from(value))
 }
 
@@ -104,31 +104,14 @@ pub(crate) fn group_arguments(kind: QueueType, dead_letters: &str, options: &Gro
     table
 }
 
-fn dead_letter_arguments(kind: QueueType) -> FieldTable {
+/// Of a queue of ours that only keeps: dead letters, suspects, what is between two steps of a delay.
+pub(crate) fn keeping(kind: QueueType) -> FieldTable {
     let mut table = FieldTable::default();
     table.insert("x-queue-type".into(), text(kind.as_str()));
     if kind == QueueType::Quorum {
         table.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
     }
     table
-}
-
-/// A delay queue: one fixed time to live, so that nothing waits behind a longer one; quorum with at-least-once
-/// dead-lettering also for classic groups, since a classic queue may lose what it moves when it is killed.
-fn delay_arguments(queue: &str, after: Duration) -> FieldTable {
-    let mut table = FieldTable::default();
-    table.insert("x-queue-type".into(), text("quorum"));
-    table.insert("x-message-ttl".into(), AMQPValue::LongLongInt(after.as_millis() as i64));
-    table.insert("x-dead-letter-exchange".into(), text(""));
-    table.insert("x-dead-letter-routing-key".into(), text(queue));
-    table.insert("x-dead-letter-strategy".into(), text("at-least-once"));
-    table.insert("x-overflow".into(), text("reject-publish"));
-    table
-}
-
-/// The name of a delay queue.
-pub(crate) fn delay_queue(queue: &str, after: Duration) -> String {
-    format!("{queue}..retry..{}", after.as_millis())
 }
 
 /// Whether something was there already.
@@ -214,16 +197,14 @@ impl<'a> Declarer<'a> {
 
     /// The queue of a group's dead letters.
     pub(crate) async fn dead_letters(&mut self, name: &str, kind: QueueType) -> Result<Found> {
-        self.queue(name, dead_letter_arguments(kind)).await
+        self.queue(name, keeping(kind)).await
     }
 
-    /// A delay queue, made whatever the provisioning says: its name is no user's, and without it nothing could be retried.
-    pub(crate) async fn delay(&mut self, queue: &str, after: Duration) -> Result<()> {
-        let name = delay_queue(queue, after);
-        let channel = self.channel().await?;
-        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        let made = channel.queue_declare(short(&name)?, options, delay_arguments(queue, after));
-        answer(&name, made).await?.map_err(|e| fault(format!("make the delay queue '{name}'"), e))?;
+    /// Makes a queue of ours beside a group's, whatever the provisioning says: its name is no user's.
+    pub(crate) async fn make(&mut self, name: &str, arguments: FieldTable) -> Result<()> {
+        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        let made = self.channel().await?.queue_declare(short(name)?, durable, arguments);
+        answer(name, made).await?.map_err(|e| fault(format!("make the queue '{name}'"), e))?;
         Ok(())
     }
 
@@ -342,11 +323,11 @@ impl<'a> Declarer<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, delay_arguments, group_arguments};
+    use super::{Place, group_arguments};
     use crate::options::GroupOptions;
     use crate::url::QueueType;
     use lapin::types::AMQPValue;
-    use std::time::Duration;
+    use mq_api::{Group, Topic};
 
     #[test]
     fn queues_have_a_limit_that_is_never_reached_and_a_net() {
@@ -359,13 +340,6 @@ mod tests {
         let classic = group_arguments(QueueType::Classic, "t..g..dlq", &GroupOptions::default());
         assert!(!classic.contains_key("x-delivery-limit"), "classic queues refuse it");
     }
-
-    #[test]
-    fn delay_queues_never_expire_with_messages_inside() {
-        let table = delay_arguments("t..g", Duration::from_secs(1));
-        assert!(!table.contains_key("x-expires") && table.contains_key("x-message-ttl"));
-    }
-    use mq_api::{Group, Topic};
 
     #[test]
     fn names_do_not_collide() {

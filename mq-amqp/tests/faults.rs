@@ -315,7 +315,9 @@ async fn an_ack_across_a_reconnect_is_stale_and_settles_nothing() {
         quiet(&mut consumer, Duration::from_secs(1)).await;
         consumer.control().close(Duration::from_secs(5)).await;
         let backlog = broker.admin().backlog(&"t".into(), &"g".into()).await.unwrap();
-        assert_eq!((backlog.ready.exact(), backlog.dead.exact()), (Some(0), Some(0)), "{backlog:?}");
+        // On a classic queue what came back came by a delay queue, and all that is known since is a bound.
+        assert!(backlog.ready.admits(0) && !backlog.ready.admits(1), "{kind}: {backlog:?}");
+        assert_eq!(backlog.dead.exact(), Some(0), "{kind}: {backlog:?}");
         broker.close(Duration::from_secs(5)).await;
     }
 }

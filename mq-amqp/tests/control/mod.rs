@@ -1,6 +1,8 @@
 //! A private RabbitMQ and its command line.
 
 #[allow(dead_code)] // Each test file uses a part of it.
+pub(crate) mod eye;
+#[allow(dead_code)] // Each test file uses a part of it.
 pub(crate) mod load;
 
 use mq_api::{Broker, Consumer, ConsumerExt, Delivery};
