@@ -16,7 +16,8 @@ async fn gives_up(scheme: &str) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{scheme}: {error}");
     assert!(error.to_string().contains(&address), "{scheme} does not name the address: {error}");
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(3), "{scheme} took {took:?} of one second");
+    // Ten times what was asked for: a machine that does other things too. What hangs takes minutes.
+    assert!(took < Duration::from_secs(10), "{scheme} took {took:?} of one second");
 }
 
 #[cfg(feature = "redis")]
