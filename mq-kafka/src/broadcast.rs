@@ -1,5 +1,6 @@
 //! Broadcast: every partition, from now on, without a group. Memory stays bounded because the engine drops the oldest.
 
+use crate::block::Block;
 use crate::client::{self, Ctx};
 use crate::delay::Special;
 use crate::driver::{or_panicked, spawn};
@@ -67,6 +68,7 @@ fn prepare(cluster: &Cluster, session: &Session) -> Result<BaseConsumer<Ctx>> {
 }
 
 fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
+    let mut block = Block::default();
     let mut lanes: BTreeMap<i32, (Arc<Lane>, Vec<Incoming>)> = BTreeMap::new();
     while !session.stop.is_cancelled() {
         let mut wait = Duration::from_millis(50);
@@ -77,7 +79,7 @@ fn run(consumer: &BaseConsumer<Ctx>, session: &Session) -> End {
                     let Some(record) = Raw::of(&record) else { continue };
                     wait = Duration::ZERO;
                     let mut special = Special::default();
-                    let message = wire::read(record, |name, value| special.take(name, value));
+                    let message = wire::read(record, &mut block, |name, value| special.take(name, value));
                     if special.only.is_some() {
                         // Redriven to a group.
                         continue;

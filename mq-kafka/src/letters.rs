@@ -2,6 +2,7 @@
 //! removed is kept in the commit of a group of our own on the dead-letter topic, and the removed head is deleted for good.
 
 use crate::admin::{commit, known, watermarks};
+use crate::block::Block;
 use crate::client::{self, Ctx};
 use crate::commit::Mark;
 use crate::delay::{ATTEMPT, ONLY, RetryTopics, STAMP, Special};
@@ -113,6 +114,7 @@ impl<'c> Letters<'c> {
         added.map_err(|e| fault::error(doing(), e))?;
         self.visitor.assign(&list).map_err(|e| fault::error(doing(), e))?;
         let until = Instant::now() + REQUEST;
+        let mut block = Block::default();
         let mut next = from;
         let mut result = Ok(());
         while next < to {
@@ -122,7 +124,7 @@ impl<'c> Letters<'c> {
                     let offset = u64::try_from(record.offset()).unwrap_or_default();
                     next = offset + 1;
                     let mut special = Special::default();
-                    let mut message = wire::read(record, |name, value| special.take(name, value));
+                    let mut message = wire::read(record, &mut block, |name, value| special.take(name, value));
                     if let Some(ms) = special.stamp.filter(|ms| *ms > 0) {
                         message.timestamp = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
                     }

@@ -81,6 +81,7 @@
 mod admin;
 mod answers;
 mod backlog;
+mod block;
 mod broadcast;
 mod client;
 mod commit;

@@ -1,6 +1,7 @@
 //! One partition in one ownership period: what was fetched, what may be fetched, and what a commit says of it.
 
 use crate::answers::{Ending, Perhaps, Written};
+use crate::block::Block;
 use crate::client::Ctx;
 use crate::commit::Mark;
 use crate::delay::Special;
@@ -48,6 +49,7 @@ pub(crate) struct Partition {
     pub(crate) lane: Arc<Lane>,
     watched: Arc<Watched>,
     pub(crate) queue: Queue<Ctx>,
+    block: Block,
     /// What earlier owners knew.
     known: Record,
     /// Where it began.
@@ -116,6 +118,7 @@ impl Partition {
             lane: watched.lane.clone(),
             watched,
             queue,
+            block: Block::default(),
             known,
             start,
             next: start,
@@ -143,9 +146,9 @@ impl Partition {
         }
     }
 
-    fn read(record: Raw<'_>) -> Fetched {
+    fn read(record: Raw<'_>, block: &mut Block) -> Fetched {
         let mut special = Special::default();
-        let mut message = wire::read(record, |name, value| special.take(name, value));
+        let mut message = wire::read(record, block, |name, value| special.take(name, value));
         // By the clock of its writer, which is also that of its due time; a broker's own says nothing of that.
         let written = message.timestamp.filter(|_| matches!(record.timestamp(), Timestamp::CreateTime(_)));
         if let Some(ms) = special.stamp {
@@ -170,7 +173,7 @@ impl Partition {
                 Some(held) => held,
                 None => match self.queue.next() {
                     None => break,
-                    Some(Ok(record)) => Self::read(record.raw()),
+                    Some(Ok(record)) => Self::read(record.raw(), &mut self.block),
                     Some(Err(error)) => {
                         turn.error = Some(error);
                         break;

@@ -1,7 +1,7 @@
 //! How a message is written to a record, and read from one.
 
+use crate::block::Block;
 use crate::ffi::Raw;
-use bytes::Bytes;
 use mq_api::{Message, MessageId};
 use rdkafka::message::{Header, OwnedHeaders, Timestamp};
 use std::time::{Duration, SystemTime};
@@ -41,11 +41,11 @@ pub(crate) fn millis(at: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Reads a record; `special` gets the headers that belong to the retry topics, and says whether it took them.
-pub(crate) fn read(record: Raw<'_>, mut special: impl FnMut(&str, &[u8]) -> bool) -> Message {
+/// Reads a record, with copies in the block; `special` gets the headers that belong to the retry topics, and says whether it took them.
+pub(crate) fn read(record: Raw<'_>, block: &mut Block, mut special: impl FnMut(&str, &[u8]) -> bool) -> Message {
     let mut message = Message::default();
-    message.key = record.key().map(Bytes::copy_from_slice);
-    message.payload = record.payload().map(Bytes::copy_from_slice);
+    message.key = record.key().map(|key| block.copy(key));
+    message.payload = record.payload().map(|payload| block.copy(payload));
     if let Timestamp::CreateTime(ms) | Timestamp::LogAppendTime(ms) = record.timestamp()
         && let Ok(ms) = u64::try_from(ms)
     {
@@ -63,7 +63,7 @@ pub(crate) fn read(record: Raw<'_>, mut special: impl FnMut(&str, &[u8]) -> bool
             ID => message.id = MessageId::text(String::from_utf8_lossy(value)),
             CONTENT_TYPE => message.content_type = std::str::from_utf8(value).ok().map(Into::into),
             name if special(name, value) => {}
-            name => message.headers.push(name, Bytes::copy_from_slice(value)),
+            name => message.headers.push(name, block.copy(value)),
         }
     });
     if message.id.is_nil() {
