@@ -68,6 +68,8 @@
 #![doc = include_str!("capabilities.md")]
 //!
 //! * A group that has members cannot be deleted or moved.
+//! * Of one partition at most 16,384 messages are between the oldest that is not settled and the newest that was delivered, so that a
+//!   commit can say of each of them what became of it. A subscription with a larger `max_in_flight` needs partitions for it.
 //! * Retention by number of messages, or of what is unhandled only, is refused: a topic keeps by age.
 //! * While a partition that moves is waited for (a delivery in hand), others of the same revocation wait too: at most 10 s,
 //!   under `PerKey` 200 s.

@@ -160,6 +160,10 @@ impl Partition {
     /// Fetches at most `max` messages and about `max_bytes` bytes into the lane. `retries`: messages may not be due yet.
     pub(crate) fn fetch(&mut self, max: usize, max_bytes: usize, retries: bool, now: SystemTime) -> Turn {
         let mut turn = Turn::default();
+        // Asked first: it costs least, and most of many partitions have nothing.
+        if self.held.is_none() && !self.queue.may_have() {
+            return turn;
+        }
         if self.draining || !self.lane.has_room() {
             return turn;
         }

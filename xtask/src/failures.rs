@@ -3,13 +3,14 @@
 /// Lines shown of one step at most.
 const SHOWN: usize = 30;
 
-/// Tests that failed by name, what the suite says of its own, panics with their message, and errors of the compiler.
+/// Tests that failed by name and the targets they are in, what the suite says of its own, panics with their message, and errors
+/// of the compiler.
 pub(crate) fn of(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
     let mut found = Vec::new();
     for (at, line) in lines.iter().enumerate() {
         let test = line.starts_with("test ") && line.ends_with("FAILED");
-        if test || line.starts_with("FAILED ") || line.starts_with("error") {
+        if test || line.starts_with("FAILED ") || line.starts_with("error") || line.starts_with("`-p ") {
             found.push((*line).to_owned());
         } else if line.contains(" panicked at ") {
             found.push(format!("{line} {}", lines.get(at + 1).unwrap_or(&"")));

@@ -21,6 +21,7 @@ mod lots;
 mod planted;
 mod reports;
 mod run_report;
+mod second_look;
 mod sim;
 mod steps;
 mod tally;

@@ -25,8 +25,6 @@ pub(crate) struct Step {
     interrupt_after: Option<Duration>,
     /// The server without which there is nothing to run.
     pub(crate) needs: Option<Kind>,
-    /// Shown and not judged, because their issue is still open: all of it if empty, else what fails in these packages.
-    open: Option<Vec<String>>,
 }
 
 /// What became of it.
@@ -69,7 +67,6 @@ impl Step {
             limit: Duration::from_secs(30 * 60),
             interrupt_after: None,
             needs: None,
-            open: None,
         }
     }
 
@@ -102,25 +99,32 @@ impl Step {
         self
     }
 
-    /// Its failures are shown and do not decide, since the issue they belong to is still open: all of them, or those of
-    /// these packages.
-    pub(crate) fn open(mut self, packages: &[&str]) -> Self {
-        self.open = Some(packages.iter().map(|package| (*package).to_owned()).collect());
+    /// The same in another row.
+    pub(crate) fn named(mut self, suite: &str) -> Self {
+        suite.clone_into(&mut self.suite);
         self
     }
 
-    /// Whether every failure in this output is one that does not decide.
-    fn is_forgiven(&self, output: &str) -> bool {
-        match self.open.as_deref() {
-            None => false,
-            Some([]) => true,
-            // With --no-fail-fast cargo ends with the targets that failed, each as "    `-p package --test name`".
-            Some(packages) => {
-                let mut failed = output.lines().filter_map(|line| line.trim().strip_prefix("`-p ")).peekable();
-                failed.peek().is_some()
-                    && failed.all(|rest| packages.iter().any(|p| rest.split(' ').next().is_some_and(|name| name == p)))
+    /// A call of `cargo test` that is yet to be told what to test.
+    pub(crate) fn without_targets(mut self) -> Self {
+        let mut args = Vec::new();
+        let mut old = self.args.into_iter();
+        while let Some(arg) = old.next() {
+            match arg.as_str() {
+                "--lib" | "--bins" | "--examples" => {}
+                "--test" => drop(old.next()),
+                "--" => break,
+                _ => args.push(arg),
             }
         }
+        self.args = args;
+        self
+    }
+
+    /// What its program is called with.
+    #[cfg(test)]
+    pub(crate) fn arguments(&self) -> &[String] {
+        &self.args
     }
 
     /// Sends it Ctrl-C after that time: for a program that runs until then and has to end well.
@@ -148,8 +152,7 @@ impl Step {
                 println!("FAILED {name}; {} ends:", self.log().display());
                 let lines: Vec<&str> = text.lines().collect();
                 println!("{}", lines[lines.len().saturating_sub(120)..].join("\n"));
-                let count = Count::read(&text, false);
-                if self.is_forgiven(&text) { count.forgiven() } else { count }
+                Count::read(&text, false)
             }
             Err(problem) => {
                 failures.push(problem.to_string());

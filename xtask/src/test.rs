@@ -9,7 +9,7 @@ use mq_testbed::{Fleet, Folder, Formation, Kind, Origin, Problem, Version, Want}
 
 use crate::run_report::{Left, Skips};
 use crate::steps::{Report, Step, abreast, in_turn, side_by_side};
-use crate::{Outcome, deny, faults, features, has_command, lots};
+use crate::{Outcome, deny, faults, features, has_command, lots, second_look};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -34,13 +34,6 @@ const BACKENDS: [(&str, Option<Kind>); 6] = [
     ("redis-pubsub", Some(Kind::Redis)),
     ("memory", None),
 ];
-
-/// Backends whose own issue is still open. Their tests and their suite run and are shown, with what fails; they do not decide
-/// the verdict yet. A backend leaves this list when its issue is resolved.
-pub(crate) const OPEN: [&str; 0] = [];
-
-/// The crates of those.
-const OPEN_CRATES: [&str; 0] = [];
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
@@ -161,7 +154,9 @@ impl Run {
         // Side by side: they wait for brokers and back-offs more than they compute. The longest first, so that no core is
         // without work at the end.
         let together = tests.into_iter().chain(suites).collect();
-        self.reports.extend(side_by_side(AT_ONCE, equipped(together)));
+        let mut reports = side_by_side(AT_ONCE, equipped(together));
+        second_look::at(&mut reports);
+        self.reports.extend(reports);
         self.reports.extend(in_turn(equipped(examples)));
         Ok(())
     }
@@ -217,9 +212,8 @@ fn tests(everything: &[String], full: bool) -> Result<Vec<Step>, Problem> {
         steps.push(step);
     }
     steps.push(Step::cargo("doc tests", &["test", "--no-fail-fast", "--doc"]).args(everything.iter().cloned()));
-    let judged = |step: Step| if OPEN_CRATES.is_empty() { step } else { step.open(&OPEN_CRATES) };
     let long = |step: Step| if full { step.args(["--", "--include-ignored"]).limit(60) } else { step };
-    Ok(steps.into_iter().map(judged).map(long).collect())
+    Ok(steps.into_iter().map(long).collect())
 }
 
 /// Conformance of every backend.
@@ -232,7 +226,7 @@ fn suites_of_conformance() -> Vec<Step> {
             steps.push(Step::not_built(backend, "conformance").on(kind));
         } else if has_command("conformance") {
             let step = Step::xtask(backend, "conformance", &["conformance", backend]).on(kind);
-            steps.push(if OPEN.contains(&backend) { step.limit(15).open(&[]) } else { step });
+            steps.push(step.limit(20));
         }
     }
     steps
@@ -245,8 +239,7 @@ fn suites(full: bool) -> Vec<Step> {
     for (subject, kind) in faults::subjects() {
         // The raw clients prove that the faults bite; a backend's own run takes as long again, and is for `--full`.
         if full || subject.starts_with("raw-") {
-            let step = Step::xtask(subject, "faults", &["faults", subject, length]).on(Some(kind));
-            steps.push(if OPEN.contains(&subject) { step.open(&[]) } else { step });
+            steps.push(Step::xtask(subject, "faults", &["faults", subject, length]).on(Some(kind)));
         }
     }
     for backend in ["redis", "amqp", "kafka"] {

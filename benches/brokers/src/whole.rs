@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use crate::contest::{BACKENDS, Backend, CONTESTANTS, PEERS};
+use crate::contest::{BACKENDS, Backend, CONTESTANTS, NO_BAR, PEERS};
 use crate::job::{Failed, Ran};
 use crate::meter::Cost;
 use crate::stats::{Judged, Median};
@@ -249,6 +249,7 @@ impl Whole<'_> {
                 let (rate, cpu) = (middle(|cost| cost.seconds).recip(), middle(|cost| cost.cpu) * 1e6);
                 let Median { value, low, high } = Median::of(&ratios);
                 let least = bar.map(|bar| if what == "send" { bar.send } else { bar.receive });
+                let least = least.filter(|least| *least > NO_BAR);
                 let (bound, word) = match least {
                     Some(least) => {
                         (format!("at least {least}"), self.judge(Judged::at_least(least, Median::of(&ratios))))
@@ -288,7 +289,10 @@ impl Whole<'_> {
     fn in_hand(&mut self, n: usize, most: usize) -> Result<f64, Failed> {
         let topic = self.topic();
         let [n, most] = [n, most].map(|number| number.to_string());
-        self.rate(&["in-hand", self.url, &topic, &n, "256", &most])
+        // Of a partition at most 16,384 are in hand. When others were read to their end first, half of the usual twelve hold less
+        // than 100,000, and the program, which hands nothing back before it has that many, would wait for ever.
+        let url = format!("{}?partitions=24", self.url);
+        self.rate(&["in-hand", &url, &topic, &n, "256", &most])
     }
 
     /// How long an awaited send takes, beside one by hand.

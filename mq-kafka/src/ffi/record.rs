@@ -11,6 +11,7 @@ use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A record that lives at least as long as this.
 #[derive(Clone, Copy)]
@@ -135,14 +136,23 @@ const MOST: usize = 64;
 /// Held here beside what librdkafka counts as fetched, about: large records are taken one by one.
 const MOST_BYTES: usize = 64 << 10;
 
+/// A queue that told nothing is looked into all the same, once for so many times that it is asked: whatever librdkafka does with
+/// its queues, a record is late then, and not lost.
+const LOOKS: u32 = 64;
+
 /// The queue of one partition.
 pub(crate) struct Queue<C: ConsumerContext + 'static> {
     /// Taken and not asked for yet. First, so that it is given back before the client can go.
     ahead: VecDeque<Taken>,
+    /// Something may be there: it came while the queue was empty, or there was more than was taken. To find a hundred empty queues
+    /// empty would cost more than to read the one that is not.
+    filled: Arc<AtomicBool>,
+    /// Looks that were left out.
+    left_out: u32,
     /// Bytes of a record, by the last ones.
     size: usize,
     queue: NonNull<sys::rd_kafka_queue_t>,
-    /// Tells when something came.
+    /// Has the call-back.
     _split: PartitionQueue<C>,
     consumer: Arc<BaseConsumer<C>>,
 }
@@ -151,25 +161,51 @@ pub(crate) struct Queue<C: ConsumerContext + 'static> {
 unsafe impl<C: ConsumerContext> Send for Queue<C> {}
 
 impl<C: ConsumerContext> Queue<C> {
-    /// The queue of a partition that is split from its consumer's; `None` when there is no such partition.
+    /// Splits the queue of a partition from its consumer's; `None` when there is no such partition. `wake` is called when something
+    /// comes into the empty queue, on a thread of librdkafka's.
     pub(crate) fn of(
         consumer: &Arc<BaseConsumer<C>>,
-        split: PartitionQueue<C>,
         topic: &str,
         partition: i32,
+        wake: impl Fn() + Send + Sync + 'static,
     ) -> Option<Self> {
+        let mut split = consumer.split_partition_queue(topic, partition)?;
+        let filled = Arc::new(AtomicBool::new(true));
+        let fills = filled.clone();
+        split.set_nonempty_callback(move || {
+            fills.store(true, Ordering::Release);
+            wake();
+        });
         let topic = CString::new(topic).ok()?;
         // SAFETY: the client is alive, and librdkafka copies the name; the reference is given back by `drop`.
         let queue =
             unsafe { sys::rd_kafka_queue_get_partition(consumer.client().native_ptr(), topic.as_ptr(), partition) };
         let (consumer, queue) = (consumer.clone(), NonNull::new(queue)?);
-        Some(Self { ahead: VecDeque::with_capacity(MOST), size: MOST_BYTES, queue, _split: split, consumer })
+        let ahead = VecDeque::with_capacity(MOST);
+        Some(Self { ahead, filled, left_out: 0, size: MOST_BYTES, queue, _split: split, consumer })
+    }
+
+    /// Whether it is worth it to ask for the [`next`](Self::next).
+    pub(crate) fn may_have(&mut self) -> bool {
+        if self.ahead.is_empty() && !self.filled.load(Ordering::Acquire) {
+            self.left_out += 1;
+            if self.left_out < LOOKS {
+                return false;
+            }
+        }
+        self.left_out = 0;
+        true
     }
 
     /// The next record, if there is one already.
     pub(crate) fn next(&mut self) -> Option<Result<Taken, KafkaError>> {
         if self.ahead.is_empty() {
+            // Before it is looked into: what comes afterwards says so again.
+            self.filled.store(false, Ordering::Release);
             self.take();
+            if !self.ahead.is_empty() {
+                self.filled.store(true, Ordering::Release);
+            }
         }
         let taken = self.ahead.pop_front()?;
         let Some((code, text)) = taken.raw().error() else { return Some(Ok(taken)) };

@@ -126,10 +126,9 @@ impl Member {
         for Loaded { entry, removed, .. } in entries {
             let start = u64::try_from(entry.offset).unwrap_or_default();
             // Split before it is assigned: else its first messages come to the main queue.
-            let Some(mut queue) = self.consumer.split_partition_queue(&entry.topic, entry.partition) else { continue };
             let driver = self.driver.clone();
-            queue.set_nonempty_callback(move || driver.unpark());
-            let Some(queue) = ffi::Queue::of(&self.consumer, queue, &entry.topic, entry.partition) else { continue };
+            let wake = move || driver.unpark();
+            let Some(queue) = ffi::Queue::of(&self.consumer, &entry.topic, entry.partition, wake) else { continue };
             if let Err(error) = places.add_partition_offset(&entry.topic, entry.partition, Offset::Offset(entry.offset))
             {
                 tracing::warn!(%error, topic = %entry.topic, "a partition that cannot be named");
