@@ -32,15 +32,18 @@ async fn a_backlog_counts_no_message_twice_or_never() {
     loop {
         let backlog = broker.admin().backlog(&topic, &group).await.unwrap();
         looks += 1;
+        assert!(began.elapsed() < Duration::from_secs(30), "{backlog:?}");
         // All that is due is in the queue; what is on its way there is in no queue's number.
-        let (Count::AtMost(ready), Count::AtLeast(delayed)) = (backlog.ready, backlog.delayed) else {
-            panic!("look {looks}: {backlog:?}, which nobody can know so exactly");
+        let (ready, delayed) = match (backlog.ready, backlog.delayed) {
+            (Count::AtMost(ready), Count::AtLeast(delayed)) => (ready, delayed),
+            // The broker counts the member that left a little longer.
+            (Count::AtLeast(_), Count::AtLeast(_)) => continue,
+            _ => panic!("look {looks}: {backlog:?}, which nobody can know so exactly"),
         };
         assert!(ready + delayed <= ALL, "look {looks}: {backlog:?} counts a message twice");
         if (ready, delayed) == (ALL, 0) {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(30), "{backlog:?}");
     }
     broker.close(Duration::from_secs(5)).await;
 }
