@@ -87,21 +87,19 @@ pub(crate) struct Peer {
     pub(crate) backend: &'static str,
     pub(crate) name: &'static str,
     pub(crate) send: f64,
-    pub(crate) receive: f64,
+    /// `None`: shown, not judged.
+    pub(crate) receive: Option<f64>,
 }
-
-/// Shown, not judged.
-pub(crate) const NO_BAR: f64 = 0.0;
 
 /// Other libraries. One that `bench-peers/brokers` knows and this does not is shown and not judged; so is receiving without a bar,
 /// where theirs is not at the same guarantee: on Kafka sea-streamer and ruststream acknowledge by position and commit by time.
 pub(crate) const PEERS: [Peer; 6] = [
-    Peer { backend: "redis", name: "omniqueue", send: 1.0, receive: 5.0 },
-    Peer { backend: "redis", name: "sea-streamer", send: 1.0, receive: 1.0 },
-    Peer { backend: "redis", name: "ruststream", send: 1.0, receive: 1.0 },
-    Peer { backend: "kafka", name: "sea-streamer", send: 1.0, receive: NO_BAR },
-    Peer { backend: "kafka", name: "ruststream", send: 1.0, receive: NO_BAR },
-    Peer { backend: "kafka", name: "mq-bridge (a commit a batch)", send: 1.0, receive: 1.0 },
+    Peer { backend: "redis", name: "omniqueue", send: 1.0, receive: Some(5.0) },
+    Peer { backend: "redis", name: "sea-streamer", send: 1.0, receive: Some(1.0) },
+    Peer { backend: "redis", name: "ruststream", send: 1.0, receive: Some(1.0) },
+    Peer { backend: "kafka", name: "sea-streamer", send: 1.0, receive: None },
+    Peer { backend: "kafka", name: "ruststream", send: 1.0, receive: None },
+    Peer { backend: "kafka", name: "mq-bridge (a commit a batch)", send: 1.0, receive: Some(1.0) },
 ];
 
 /// Runs one contestant in this process.

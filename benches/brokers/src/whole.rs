@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use crate::contest::{BACKENDS, Backend, CONTESTANTS, NO_BAR, PEERS};
+use crate::contest::{BACKENDS, Backend, CONTESTANTS, PEERS};
 use crate::job::{Failed, Ran};
 use crate::meter::Cost;
 use crate::stats::{Judged, Median};
@@ -248,8 +248,7 @@ impl Whole<'_> {
                 };
                 let (rate, cpu) = (middle(|cost| cost.seconds).recip(), middle(|cost| cost.cpu) * 1e6);
                 let Median { value, low, high } = Median::of(&ratios);
-                let least = bar.map(|bar| if what == "send" { bar.send } else { bar.receive });
-                let least = least.filter(|least| *least > NO_BAR);
+                let least = bar.and_then(|bar| if what == "send" { Some(bar.send) } else { bar.receive });
                 let (bound, word) = match least {
                     Some(least) => {
                         (format!("at least {least}"), self.judge(Judged::at_least(least, Median::of(&ratios))))
