@@ -126,5 +126,6 @@ fn start(backend: &str) -> std::result::Result<OnServer, String> {
 }
 
 fn main() -> ExitCode {
+    mq_testbed::end_with_a_server();
     on_server(&["amqp", "amqp-classic"], start)
 }

@@ -147,5 +147,6 @@ fn start(_: &str) -> std::result::Result<OnServer, String> {
 }
 
 fn main() -> ExitCode {
+    mq_testbed::end_with_a_server();
     on_server_with(&["kafka"], Options { parallel: PARALLEL, ..Options::default() }, start)
 }

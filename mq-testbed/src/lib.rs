@@ -38,6 +38,7 @@ mod table;
 pub mod trial;
 mod versions;
 mod wait;
+mod watch;
 
 pub use acl::{KafkaResource, kafka_allow};
 #[cfg(feature = "tls")]
@@ -64,3 +65,4 @@ pub use silent::SilentHosts;
 pub use table::{Running, identity, is_same, running};
 pub use versions::Version;
 pub use wait::{eventually, until};
+pub use watch::end_with_a_server;

@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::tail;
-use crate::{Folder, Kind, Launch, Problem, Process, Result, folders, process, until};
+use crate::watch::Watched;
+use crate::{Folder, Kind, Launch, Problem, Process, Result, eventually, folders, ports, process, until};
 
 /// Long, and it costs nothing: a server that ends is noticed at once. RabbitMQ needs 5 s on a quiet machine, and needed 180 s on
 /// two cores that forty programs wanted.
 pub(crate) const START: Duration = Duration::from_secs(600);
 const STOP: Duration = Duration::from_secs(30);
+/// The kernel needs a moment to close what a killed process listened on.
+const FREED: Duration = Duration::from_secs(5);
 
 /// What one kind of server needs, for one instance with its folder and ports.
 pub(crate) trait Recipe: Send + Sync {
@@ -54,6 +57,7 @@ pub(crate) trait Recipe: Send + Sync {
 pub struct Server {
     recipe: Box<dyn Recipe>,
     main: Option<Process>,
+    watched: Option<Watched>,
     companions: Vec<Process>,
     path: PathBuf,
     /// It ran for the whole time and did not answer, which another port would not change.
@@ -114,8 +118,9 @@ impl Server {
             let recipe = make(attempt)?;
             recipe.prepare()?;
             let path = path.to_path_buf();
-            let mut server = Self { recipe, main: None, companions: Vec::new(), path, gave_up: false, _folder: None };
-            match server.launch() {
+            let mut server =
+                Self { recipe, main: None, watched: None, companions: Vec::new(), path, gave_up: false, _folder: None };
+            match server.launch(Duration::ZERO) {
                 Ok(_) => return Ok(server),
                 Err(problem) if server.gave_up => return Err(problem),
                 Err(problem) => last = Some(problem),
@@ -132,11 +137,17 @@ impl Server {
         Ok(server)
     }
 
-    fn launch(&mut self) -> Result<Duration> {
+    /// Starts it once its port is free, which it must be within that time.
+    fn launch(&mut self, freed: Duration) -> Result<Duration> {
         if self.companions.is_empty() {
             for companion in self.recipe.companions() {
                 self.companions.push(companion.spawn()?);
             }
+        }
+        // Another's server there would answer for ours, which ends for want of the port.
+        let port = self.recipe.port();
+        if !eventually(freed, || ports::is_free(port)) {
+            return Err(Problem::new(format!("something else listens on port {port}, which was free before")));
         }
         let begun = Instant::now();
         let launch = self.recipe.launch();
@@ -149,7 +160,10 @@ impl Server {
             self.recipe.ready().then_some(Ok(()))
         });
         let failed = match outcome {
-            Ok(Ok(())) => return Ok(begun.elapsed()),
+            Ok(Ok(())) => {
+                self.watched = Some(Watched::new(kind, main.pid(), launch.log));
+                return Ok(begun.elapsed());
+            }
             Ok(Err(status)) => format!("{kind} ended with {status} while starting"),
             Err(problem) => {
                 self.gave_up = true;
@@ -225,6 +239,7 @@ impl Server {
     /// # Errors
     /// When it is not running, or has to be killed after 30 s.
     pub fn stop(&mut self) -> Result<Killed> {
+        self.watched = None;
         let mut main = self.main.take().ok_or_else(|| self.not_running("stop"))?;
         let pid = main.pid();
         main.signal(self.recipe.stop_signal());
@@ -241,6 +256,7 @@ impl Server {
     /// # Errors
     /// When it is not running.
     pub fn kill(&mut self) -> Result<Killed> {
+        self.watched = None;
         let mut main = self.main.take().ok_or_else(|| self.not_running("kill"))?;
         let pid = main.pid();
         main.kill();
@@ -255,7 +271,7 @@ impl Server {
         if self.main.is_some() {
             return Err(Problem::new(format!("{} runs; stop or kill it before restarting", self.kind())));
         }
-        let ready_after = self.launch()?;
+        let ready_after = self.launch(FREED)?;
         let pid = self.pid().ok_or_else(|| self.not_running("restart"))?;
         Ok(Restarted { pid, ready_after })
     }
@@ -301,6 +317,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // Killed, not stopped: the data goes too. The main process before its companions, which it would miss.
+        self.watched = None;
         self.main = None;
         self.companions.clear();
     }

@@ -92,3 +92,30 @@ fn after_a_normal_end() {
         holder.all_gone();
     }
 }
+
+#[test]
+fn a_server_that_ends_by_itself_ends_what_waits_for_it() {
+    if let Some(problem) = shortage(Kind::Redis) {
+        skip(&problem.to_string());
+        return;
+    }
+    let mut holder = Command::new(env!("CARGO_BIN_EXE_hold-servers"))
+        .arg("redis")
+        .env_remove("MQ_TEST_REDIS_URL")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = String::new();
+    BufReader::new(holder.stdout.as_mut().unwrap()).read_line(&mut told).unwrap();
+    assert_eq!(told, "1 up\n");
+    let runs = root().join("runs").join(format!("{}-0", holder.id()));
+    let server = running().into_iter().find(|process| process.folder.starts_with(&runs)).unwrap();
+    send(u32::try_from(server.pid).unwrap(), Knock::Kill);
+    assert!(eventually(Duration::from_secs(15), || holder.try_wait().unwrap().is_some()), "it waits for a dead server");
+    let output = holder.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(70));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains(&format!("(process {}) ended though nobody ended it here", server.pid)), "{said}");
+}

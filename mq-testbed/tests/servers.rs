@@ -126,3 +126,14 @@ fn kafka_names_the_proxy_to_those_who_come_through_it() {
     assert_eq!(&answer[22..31], b"127.0.0.1");
     assert_eq!(i32::from_be_bytes(answer[31..35].try_into().unwrap()), i32::from(proxy.port()));
 }
+
+#[test]
+fn a_port_that_another_took_is_not_taken_for_ours() {
+    if missing(Kind::Redis) {
+        return;
+    }
+    let port = mq_testbed::free_port().unwrap();
+    let _another = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let refused = RedisOptions { port: Some(port), ..RedisOptions::default() }.start().err().unwrap().to_string();
+    assert!(refused.contains(&format!("something else listens on port {port}")), "{refused}");
+}

@@ -5,6 +5,7 @@ use std::io::Read;
 use mq_testbed::{Fleet, Folder, Origin, Problem, Want};
 
 fn main() -> Result<(), Problem> {
+    mq_testbed::end_with_a_server();
     let wants: Vec<Want> = std::env::args().skip(1).filter_map(|name| Want::named(&name)).collect();
     let fleet = Fleet::start(&wants, Folder::for_run()?);
     for entry in fleet.entries() {
