@@ -111,7 +111,8 @@ impl Outbox {
         slot.message = message;
         slot.target = Some(target);
         slot.size = size;
-        let deadline = later(now, timeout.unwrap_or(self.timeout));
+        slot.limit = timeout.unwrap_or(self.timeout);
+        let deadline = later(now, slot.limit);
         slot.deadline = Some(deadline);
         table.earliest = Some(table.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
         match fits {
@@ -158,6 +159,7 @@ impl Outbox {
             match result {
                 Err(error) if Self::may_retry(slot, &error) => {
                     slot.doubtful |= may_be_stored(&error);
+                    slot.last = Some(error);
                     table.requeue(index);
                 }
                 other => {
@@ -169,10 +171,7 @@ impl Outbox {
                     sent += usize::from(other.is_ok() && is_send);
                     self.finish(table, index, other, &mut wakers);
                     for index in passed {
-                        let outcome = outcome_now(&table.slots[index as usize]);
-                        let text = "a try failed, and a later message of its key was confirmed meanwhile: another try would \
-                                    put it behind that one";
-                        let error = Error::new(ErrorKind::Unavailable, text).with_outcome(outcome);
+                        let error = table.slots[index as usize].overtaken();
                         self.finish(table, index, Err(error), &mut wakers);
                     }
                 }
@@ -232,9 +231,18 @@ impl Outbox {
         }
     }
 
-    /// The session ended: what was flying is unknown, and is tried again.
+    /// A session began.
+    pub(crate) fn session_begun(&self) {
+        self.table.lock().trouble = None;
+    }
+
+    /// The session ended, or none could begin: what was flying is unknown, and is tried again.
     pub(crate) fn session_lost(&self, why: &str) {
-        let flying = self.table.lock().flying();
+        let flying = {
+            let mut table = self.table.lock();
+            table.trouble = Some(why.to_owned());
+            table.flying()
+        };
         self.complete(flying.into_iter().map(|ticket| {
             let text = format!("the connection was lost before the broker confirmed: {why}");
             (ticket, Err(Error::new(ErrorKind::Disconnected, text).with_outcome(Outcome::Unknown)))
@@ -247,15 +255,7 @@ impl Outbox {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         for index in table.late(now) {
-            let slot = &table.slots[index as usize];
-            let outcome = outcome_now(slot);
-            let limit = "the time limit of the send passed";
-            let text = match (&slot.state, outcome) {
-                (State::Waiting, _) => format!("{limit} while it waited for room"),
-                (_, Outcome::NotSent) => format!("{limit} before the broker could be reached"),
-                _ => format!("{limit} before the broker confirmed"),
-            };
-            let error = Error::new(ErrorKind::Timeout, text).with_outcome(outcome);
+            let error = table.slots[index as usize].too_late(table.trouble.as_deref());
             self.finish(table, index, Err(error), &mut wakers);
         }
         self.admit(table);

@@ -79,6 +79,7 @@ impl<D: Driver> Supervised for Tx<D> {
     }
 
     fn running(&self) {
+        self.outbox.session_begun();
         self.told.tell(HealthState::Running, "");
     }
 

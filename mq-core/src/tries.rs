@@ -1,8 +1,9 @@
 //! One send on its way: its state, its tries, and what may honestly be said of them.
 
 use crate::keeper::Target;
-use mq_api::{Error, Message, Outcome, SendResult};
+use mq_api::{Error, ErrorKind, Message, Outcome, SendResult};
 use std::task::Waker;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// A message for a driver to write.
@@ -47,9 +48,13 @@ pub(crate) struct Slot {
     pub(crate) size: u32,
     pub(crate) key: Option<u64>,
     pub(crate) deadline: Option<Instant>,
+    /// What the deadline came from.
+    pub(crate) limit: Duration,
     pub(crate) retry_until: Option<Instant>,
     pub(crate) due: Option<Instant>,
     pub(crate) tries: u32,
+    /// Why its last try failed.
+    pub(crate) last: Option<Error>,
     pub(crate) waker: Option<Waker>,
 }
 
@@ -62,6 +67,7 @@ impl Slot {
         self.state = State::Free;
         self.generation = self.generation.wrapping_add(1);
         self.waker = None;
+        self.last = None;
         self.message.clear();
         self.target = None;
     }
@@ -73,6 +79,36 @@ impl Slot {
             Some(_) if !self.doubtful => error,
             _ => error.with_outcome(Outcome::Unknown),
         })
+    }
+
+    /// Its time limit passed; `trouble` is why there is no session now.
+    pub(crate) fn too_late(&mut self, trouble: Option<&str>) -> Error {
+        let outcome = outcome_now(self);
+        let until = match (&self.state, outcome) {
+            (State::Waiting, _) => "while it waited for room (see max_in_flight and max_in_flight_bytes)",
+            (_, Outcome::NotSent) => "before the broker could be reached",
+            _ => "before the broker confirmed",
+        };
+        let mut text = format!("the time limit of the send, {:?}, passed {until}", self.limit);
+        if let Some(trouble) = trouble {
+            text += "; there is no connection: ";
+            text += trouble;
+        }
+        self.because(Error::new(ErrorKind::Timeout, text).with_outcome(outcome))
+    }
+
+    /// A try failed, and a later message of its key was confirmed meanwhile.
+    pub(crate) fn overtaken(&mut self) -> Error {
+        let text = "a try failed, and a later message of its key was confirmed meanwhile: another try would put it behind that one";
+        self.because(Error::new(ErrorKind::Unavailable, text).with_outcome(outcome_now(self)))
+    }
+
+    /// With what its last try failed of.
+    fn because(&mut self, error: Error) -> Error {
+        match self.last.take() {
+            Some(last) => error.with_source(last),
+            None => error,
+        }
     }
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct Table {
     pub(crate) unobserved: u64,
     /// No open send has its time limit before this.
     pub(crate) earliest: Option<Instant>,
+    /// Why there is no session now.
+    pub(crate) trouble: Option<String>,
 }
 
 impl Table {

@@ -67,6 +67,9 @@ async fn a_time_limit_says_what_is_known() {
     let began = Instant::now();
     let (written, waits) = tokio::join!(written, waits);
     assert!(began.elapsed() < millis(150), "{:?}", began.elapsed());
+    let text = |result: &SendResult| result.as_ref().expect_err("failed").to_string();
+    assert!(text(&written).contains("100ms, passed before the broker confirmed"), "{}", text(&written));
+    assert!(text(&waits).contains("100ms, passed while it waited for room"), "{}", text(&waits));
     assert_eq!((outcome(written), outcome(waits)), (Outcome::Unknown, Outcome::NotSent));
 
     // Queued, and the broker away: no byte was written.
@@ -75,7 +78,21 @@ async fn a_time_limit_says_what_is_known() {
     rig.script.fail_open_tx(ErrorKind::Unavailable, 1000);
     rig.script.cut_tx();
     tokio::time::sleep(millis(10)).await;
-    assert_eq!(outcome(producer.send_timeout(message("a"), secs(1)).await), Outcome::NotSent);
+    let away = producer.send_timeout(message("a"), secs(1)).await.expect_err("failed");
+    assert_eq!((away.kind(), away.outcome()), (ErrorKind::Timeout, Some(Outcome::NotSent)));
+    assert!(
+        away.to_string().contains("1s, passed before the broker could be reached; there is no connection: "),
+        "{away}"
+    );
+
+    // Tried again and again in a session that lives: what the tries failed of is the source.
+    let rig = Rig::new();
+    rig.script.writes(|_| Write::LostUnknown);
+    let producer = rig.producer("orders").await;
+    let tried = producer.send_timeout(message("a"), secs(1)).await.expect_err("failed");
+    assert_eq!((tried.kind(), tried.outcome()), (ErrorKind::Timeout, Some(Outcome::Unknown)));
+    let source = std::error::Error::source(&tried).expect("why the tries failed").to_string();
+    assert!(source.contains("scripted") && !tried.to_string().contains("no connection"), "{tried}: {source}");
 }
 
 #[tokio::test(start_paused = true)]
