@@ -45,6 +45,7 @@ mod slots;
 mod stamp;
 mod supervise;
 mod sync;
+mod ticket;
 mod tries;
 mod window;
 mod written;

@@ -21,7 +21,7 @@ use crate::keygate::key_hash;
 use crate::sync::Mutex;
 use crate::tries::{Outgoing, Slot, State, may_be_stored, outcome_now};
 use crate::window::Table;
-use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, SendTable, Sending, Topic};
+use mq_api::{Error, ErrorKind, Message, Outcome, ProducerSpec, SendResult, Sending, Topic};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 pub struct Outbox {
     hooks: Arc<dyn Hooks>,
     topic: Topic,
-    table: Mutex<Table>,
+    pub(crate) table: Mutex<Table>,
     max: usize,
     max_bytes: usize,
     retry_for: Duration,
@@ -222,7 +222,7 @@ impl Outbox {
     }
 
     /// Lets waiting sends in, in order.
-    fn admit(&self, table: &mut Table) {
+    pub(crate) fn admit(&self, table: &mut Table) {
         while table.waits > 0
             && let Some((index, size)) = table.first_waiting()
             && self.fits(table, size)
@@ -345,58 +345,6 @@ impl Outbox {
     /// Entries of all lists that sends are queued in.
     pub(crate) fn noted(&self) -> usize {
         self.table.lock().noted()
-    }
-}
-
-impl SendTable for Outbox {
-    fn poll_sent(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<SendResult> {
-        let mut table = self.table.lock();
-        let gone = || Poll::Ready(Err(Error::closed("this send")));
-        let Some(slot) = table.slot(ticket) else { return gone() };
-        if slot.is_open() {
-            if !slot.waker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
-                slot.waker = Some(cx.waker().clone());
-            }
-            return Poll::Pending;
-        }
-        let State::Done(result) = std::mem::take(&mut slot.state) else { return gone() };
-        slot.release();
-        table.free.push(ticket as u32);
-        Poll::Ready(result)
-    }
-
-    fn forget(&self, ticket: u64) {
-        let mut guard = self.table.lock();
-        let table = &mut *guard;
-        let index = ticket as u32;
-        let Some(slot) = table.slot(ticket) else { return };
-        slot.waker = None;
-        match &slot.state {
-            State::Free => return,
-            State::Queued | State::Flying => {
-                slot.forgotten = true;
-                return;
-            }
-            State::Waiting => {
-                table.close_slot(index);
-                table.slots[index as usize].release();
-            }
-            State::Done(result) => {
-                let failed = result.is_err();
-                slot.release();
-                table.unobserved += u64::from(failed);
-            }
-        }
-        table.free.push(index);
-        // It may have been what those behind it waited for.
-        self.admit(table);
-        let mut wakers = Vec::new();
-        if table.driver.is_some() && table.has_work() {
-            wakers.extend(table.driver.take());
-        }
-        table.flushed(&mut wakers);
-        drop(guard);
-        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
