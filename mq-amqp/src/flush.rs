@@ -51,18 +51,11 @@ impl Flush {
 
     /// Ready with the operation up to which all is confirmed.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<lapin::Result<u64>> {
-        if let Some((due, some, step)) = &mut self.writing
+        if let Some((_, _, step)) = &mut self.writing
             && let Poll::Ready(written) = step.as_mut().poll(cx)
+            && let Err(error) = self.written(written)
         {
-            let (due, some) = (*due, *some);
-            self.writing = None;
-            if let Err(error) = written {
-                return Poll::Ready(Err(error));
-            }
-            let (channel, prefetch) = (self.channel.clone(), self.prefetch);
-            let answer: Option<Step> =
-                some.then(|| -> Step { Box::pin(async move { read_by_broker(&channel, prefetch).await }) });
-            self.answers.push_back((due, answer));
+            return Poll::Ready(Err(error));
         }
         let mut confirmed = None;
         while let Some((due, answer)) = self.answers.front_mut() {
@@ -82,8 +75,24 @@ impl Flush {
         }
     }
 
-    /// Writes these and waits for the answer.
+    /// What was begun is written: its answer is asked for.
+    fn written(&mut self, written: lapin::Result<()>) -> lapin::Result<()> {
+        let Some((due, some, _)) = self.writing.take() else { return Ok(()) };
+        written?;
+        let (channel, prefetch) = (self.channel.clone(), self.prefetch);
+        let answer: Option<Step> =
+            some.then(|| -> Step { Box::pin(async move { read_by_broker(&channel, prefetch).await }) });
+        self.answers.push_back((due, answer));
+        Ok(())
+    }
+
+    /// Writes these and waits for the answer. What was begun before goes first, though nobody may have polled it: these may
+    /// acknowledge up to a tag, and what is given back there is not settled before the broker has read that.
     pub(crate) async fn now(&mut self, frames: Vec<Frame>) -> lapin::Result<()> {
+        if let Some((_, _, step)) = &mut self.writing {
+            let written = step.as_mut().await;
+            self.written(written)?;
+        }
         write(&self.channel, frames).await?;
         read_by_broker(&self.channel, self.prefetch).await
     }
