@@ -11,7 +11,7 @@ use crate::topology::{Declarer, Place, short};
 use crate::url::QueueType;
 use futures_util::stream::StreamExt;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions};
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Consumer};
 use mq_api::{Error, ErrorKind, Event, Gap, GapCause, Position, Provisioning, Result};
 use mq_core::{End, Incoming, Lane, Run, Session, Token};
@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// On the way at a time, whatever the application takes: enough to hide the round trip.
 const PREFETCH: u16 = 512;
+/// A queue that nobody consumes is gone after this time: longer than the longest attempt.
+const UNUSED: Duration = Duration::from_secs(20);
 
 /// Opens a session.
 pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
@@ -43,6 +45,8 @@ pub(crate) async fn open(amqp: &Amqp, session: Session) -> Result<Run> {
     GroupOptions::default().retain(sub.retention)?;
     let mut arguments = FieldTable::default();
     options.add_to(&mut arguments);
+    // One that is bound and never consumed, since this attempt ends before, would stay, and fill, as long as the connection.
+    arguments.insert("x-expires".into(), AMQPValue::LongLongInt(UNUSED.as_millis() as i64));
     let mut declarer = Declarer::new(&connections, Role::Consume, sub.provisioning);
     declarer.exchange(&place).await?;
     declarer.done().await;

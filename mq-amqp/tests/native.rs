@@ -7,7 +7,9 @@ mod control;
 use control::{Rabbit, next, quiet, text};
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use mq_api::{Broker, BrokerExt, ErrorKind, Message, Outcome, ProducerSpec, RetryPolicy, Subscription, Topic};
+use mq_api::{
+    Broker, BrokerExt, ErrorKind, Message, Outcome, ProducerSpec, Provisioning, RetryPolicy, Subscription, Topic,
+};
 use mq_testbed::RabbitOptions;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -219,5 +221,30 @@ async fn options_that_would_mean_nothing_are_refused() {
     let mut few = broker.subscribe(sub.max_in_flight(1)).await.unwrap();
     broker.producer("b").await.unwrap().send(Message::new("x")).await.unwrap();
     assert_eq!(text(&next(&mut few).await), "x");
+    broker.close(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broadcast_that_cannot_begin_leaves_no_queue() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let broker = rabbit.connect("").await;
+    let mut running = broker.subscribe(Subscription::broadcast("there")).await.unwrap();
+    for _ in 0..5 {
+        let sub = Subscription::broadcast(Topic::native("exchange://nothing")).provisioning(Provisioning::None);
+        let error = broker.subscribe(sub).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    }
+    let began = Instant::now();
+    loop {
+        let queues = rabbit.control(&["list_queues", "name", "consumers"]);
+        let mut idle = queues.lines().filter(|line| line.starts_with("amq.gen") && line.ends_with("\t0"));
+        if idle.next().is_none() && queues.contains("amq.gen") {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(90), "{queues}");
+    }
+    // Who reads keeps its queue.
+    broker.producer("there").await.unwrap().send(Message::new("x")).await.unwrap();
+    assert_eq!(text(&next(&mut running).await), "x");
     broker.close(Duration::from_secs(5)).await;
 }

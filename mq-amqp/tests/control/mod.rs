@@ -79,7 +79,7 @@ impl Rabbit {
     }
 
     /// Runs `rabbitmqctl`, with the environment that the server runs in.
-    pub(crate) fn control(&self, words: &[&str]) {
+    pub(crate) fn control(&self, words: &[&str]) -> String {
         let pid = self.server.pid().expect("it runs");
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
         let variables = environment.split(|b| *b == 0).filter_map(|v| std::str::from_utf8(v).ok()?.split_once('='));
@@ -92,6 +92,7 @@ impl Rabbit {
             .output()
             .unwrap();
         assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 }
 
