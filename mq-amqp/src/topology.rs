@@ -200,12 +200,16 @@ impl<'a> Declarer<'a> {
         self.queue(name, keeping(kind)).await
     }
 
-    /// Makes a queue of ours beside a group's, whatever the provisioning says: its name is no user's.
+    /// Makes a queue of ours beside a group's, whatever the provisioning says: its name is no user's. Who may not make queues
+    /// uses the one that is there.
     pub(crate) async fn make(&mut self, name: &str, arguments: FieldTable) -> Result<()> {
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         let made = self.channel().await?.queue_declare(short(name)?, durable, arguments);
-        answer(name, made).await?.map_err(|e| fault(format!("make the queue '{name}'"), e))?;
-        Ok(())
+        match answer(name, made).await? {
+            Ok(_) => Ok(()),
+            Err(e) if is_refused(&e) && self.depth(name).await?.is_some() => Ok(()),
+            Err(e) => Err(fault(format!("make the queue '{name}'"), e)),
+        }
     }
 
     pub(crate) async fn exchange(&mut self, place: &Place) -> Result<Found> {

@@ -5,7 +5,7 @@
 mod control;
 
 use control::{Rabbit, next, quiet, text};
-use mq_api::{BrokerExt, Message, ProducerSpec, RetryPolicy, Subscription};
+use mq_api::{BrokerExt, Message, ProducerSpec, Provisioning, RetryPolicy, Subscription};
 use mq_testbed::RabbitOptions;
 use std::time::{Duration, Instant};
 
@@ -76,5 +76,32 @@ async fn a_short_delay_does_not_wait_behind_a_long_one_and_many_rounds_are_no_cy
         next(&mut consumer).await.ack().await;
         quiet(&mut consumer, Duration::from_secs(1)).await;
         broker.close(Duration::from_secs(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_without_the_right_to_make_queues_delays_by_those_that_are_there() {
+    const DELAY: Duration = Duration::from_millis(2_300);
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    rabbit.control(&["add_user", "reader", "pw"]);
+    rabbit.control(&["set_permissions", "reader", "^$", ".*", ".*"]);
+    for kind in ["quorum", "classic"] {
+        let url = format!("{}?queue_type={kind}", rabbit.url());
+        for (url, how) in
+            [(url.clone(), Provisioning::Create), (url.replace("guest:guest", "reader:pw"), Provisioning::None)]
+        {
+            let broker = mq_amqp::connect(&url).await.unwrap();
+            let mut consumer = broker.subscribe(Subscription::group(kind, "g").provisioning(how)).await.unwrap();
+            let producer = broker.producer(ProducerSpec::new(kind).provisioning(how)).await.unwrap();
+            producer.send(Message::new("x")).await.unwrap();
+            let began = Instant::now();
+            assert!(next(&mut consumer).await.nack_after(DELAY, "later").await.is_ok());
+            let delivery = next(&mut consumer).await;
+            let took = began.elapsed();
+            println!("{kind}, {how:?}: {took:?}");
+            assert!(delivery.attempt() == 2 && took >= DELAY && took < DELAY * 3, "{kind}, {how:?}: {took:?}");
+            delivery.ack().await;
+            broker.close(Duration::from_secs(5)).await;
+        }
     }
 }
