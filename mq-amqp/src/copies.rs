@@ -3,7 +3,7 @@
 //! acknowledged only when the copy is confirmed.
 
 use crate::connect::{Connections, Role};
-use crate::delay::{Ladder, Rung};
+use crate::delay::{Ladder, Rung, millis};
 use crate::send::{ConfirmChannel, Writer};
 use crate::topology::{Declarer, short};
 use crate::wire::{Notes, Origin};
@@ -18,8 +18,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 /// Where a copy goes.
 #[derive(Debug, Clone)]
 pub(crate) enum To {
-    /// To the delay queue for this rest.
-    Delay(Duration),
+    /// To the delay queue for what is left until it is due, by when it is written: a copy may have waited for that.
+    Delay,
+    /// To the shortest delay queue.
+    Settle,
     /// To the group's queue.
     Back,
     /// To the queue of suspects.
@@ -35,6 +37,8 @@ pub(crate) struct Copy {
     pub(crate) notes: Notes,
 }
 
+/// An acknowledgement has arrived after this time, if it arrives at all.
+const SETTLED_BY: Duration = Duration::from_secs(1);
 /// Pause after a failure: longer than a channel takes to come back.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -83,9 +87,11 @@ async fn serve(
             let (queue, step) = match &job.to {
                 To::Back => (ladder.queue().to_owned(), None),
                 To::Alone => (crate::alone::queue(ladder.queue()), None),
-                To::Delay(rest) => {
+                To::Delay | To::Settle => {
+                    let left = job.notes.due.unwrap_or(0).saturating_sub(millis(session.env.wall()));
+                    let rest = if matches!(job.to, To::Delay) { Duration::from_millis(left) } else { SETTLED_BY };
                     let mut declarer = Declarer::new(connections, Role::Publish, Provisioning::Create);
-                    match ladder.place(*rest, &mut declarer).await {
+                    match ladder.place(rest, &mut declarer).await {
                         Ok(place) => place,
                         Err(error) => {
                             // Not first again: what can be written must not wait behind what cannot.

@@ -118,7 +118,8 @@
 //!   neither what members hold nor what is on its way between two queues. With members, `ready` is at least what waits in the
 //!   group's queue, all of which is due but for the last second of a delay; without, at most that and what is between two steps,
 //!   which nobody passes on then. `delayed` is at least what delay queues hold; with members
-//!   one that was made within the last minute may be missing.
+//!   one that was made within the last minute may be missing. `dead` is at least what is in the queue of dead letters: who lists
+//!   them or sends them back holds them meanwhile, unseen.
 //! * Where `…..steps` was deleted by hand, members make it again at once. A step that ended meanwhile, or without any member, is
 //!   lost by nobody, but the broker tries it again after three minutes only.
 //! * Looking at dead letters takes them for a moment and gives them back.

@@ -27,9 +27,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// An acknowledgement has arrived after this time, if it arrives at all.
-const SETTLED_BY: Duration = Duration::from_secs(1);
-
 /// The second half of a token: the channel of the group's queue, or that of the suspects.
 pub(crate) const MAIN: u64 = 0;
 
@@ -360,7 +357,7 @@ impl Reader {
         self.is_stream |= offset.is_some();
         let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
         if !rest.is_zero() && (Rung::of(rest).is_some() || !self.lane.may_park()) {
-            self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay(rest), message, notes });
+            self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay, message, notes });
             return;
         }
         if redelivered && returned.is_none() && self.tracked && rest.is_zero() {
@@ -368,8 +365,7 @@ impl Reader {
             // shortest delay queue, so that the original's acknowledgement has arrived before anybody can die of the copy:
             // else both would live on.
             notes.takes = notes.takes.saturating_add(1);
-            let to = To::Delay(SETTLED_BY);
-            self.start_copy(Copy { token: Token(tag, MAIN), to, message, notes });
+            self.start_copy(Copy { token: Token(tag, MAIN), to: To::Settle, message, notes });
             return;
         }
         let mut incoming = Incoming::new(Token(tag, MAIN), Position::default(), message);
