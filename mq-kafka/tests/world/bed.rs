@@ -40,8 +40,13 @@ impl Bed {
 
     /// A client of the group that is none of ours.
     pub(crate) fn client(&self) -> BaseConsumer {
+        self.client_of("work..crew")
+    }
+
+    /// The same of another group.
+    pub(crate) fn client_of(&self, group: &str) -> BaseConsumer {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", self.cluster.bootstrap_servers()).set("group.id", "work..crew");
+        config.set("bootstrap.servers", self.cluster.bootstrap_servers()).set("group.id", group);
         config.create().unwrap()
     }
 
