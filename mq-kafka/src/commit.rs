@@ -163,7 +163,7 @@ fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job, 
         }
         Job::Look(topic, id) => Done::Looked(look(consumer, &topic, id)),
         Job::Low { topic, partition, missing } => {
-            let ends = start::ends(consumer, &topic, partition, REQUEST, "looking why offsets are missing");
+            let ends = start::told_ends(consumer, &topic, partition, REQUEST);
             Done::Low { partition, missing, low: ends.ok().map(|(low, _)| low) }
         }
     }
@@ -200,7 +200,13 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
             _ => None,
         };
         let high = match place(&entry).is_some_and(|p| p.seen) {
-            true => Some(start::ends(consumer, &entry.topic, entry.partition, REQUEST, doing)?.1),
+            true => match start::told_ends(consumer, &entry.topic, entry.partition, REQUEST) {
+                Ok((_, high)) => Some(high),
+                // It may be without one for long, which is no reason to hold up the others. Should it end before what was seen
+                // of it, its offsets go back.
+                Err(Code::LeaderNotAvailable) => None,
+                Err(code) => return Err(fault::coded(doing, code)),
+            },
             false => None,
         };
         loaded.push(Loaded { entry, removed, fresh, high });

@@ -63,13 +63,36 @@ fn committed_once(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) ->
     }
 }
 
-/// The error of a question to the leader of a partition. The client calls a partition unknown that has no leader just now; that
-/// it exists was seen before it was asked about, so that it is worth to ask again.
-fn of_leader(doing: impl std::fmt::Display, code: Code) -> Error {
-    fault::coded(doing, if code == Code::UnknownPartition { Code::LeaderNotAvailable } else { code })
+/// The client calls a partition unknown that has no leader just now. That it exists was seen before it was asked about, so that it
+/// is worth to ask again.
+fn of_leader(error: &KafkaError) -> Code {
+    match error.rdkafka_error_code() {
+        Some(Code::UnknownPartition) => Code::LeaderNotAvailable,
+        code => code.unwrap_or(Code::Fail),
+    }
 }
 
 /// The first offset of a partition, and the one behind its last. Blocks.
+pub(crate) fn told_ends(
+    consumer: &BaseConsumer<Ctx>,
+    topic: &str,
+    partition: i32,
+    limit: Duration,
+) -> std::result::Result<(u64, u64), Code> {
+    let (low, high) = consumer.fetch_watermarks(topic, partition, limit).map_err(|error| {
+        let code = of_leader(&error);
+        if code == Code::LeaderNotAvailable {
+            // Else the client goes on by what it knows of the leader. Nothing is wanted of the answer but that it has it.
+            let _ = consumer.fetch_metadata(Some(topic), limit);
+        }
+        code
+    })?;
+    let low = u64::try_from(low).unwrap_or_default();
+    // They are asked for apart: retention may have taken more than there was when the end was told.
+    Ok((low, u64::try_from(high).unwrap_or_default().max(low)))
+}
+
+/// The same, for one who cannot go on without.
 pub(crate) fn ends(
     consumer: &BaseConsumer<Ctx>,
     topic: &str,
@@ -77,15 +100,7 @@ pub(crate) fn ends(
     limit: Duration,
     doing: impl std::fmt::Display,
 ) -> Result<(u64, u64)> {
-    let told = consumer.fetch_watermarks(topic, partition, limit);
-    if let Some(Code::UnknownPartition) = told.as_ref().err().and_then(KafkaError::rdkafka_error_code) {
-        // Else it goes on by what it knows of the leader. Nothing is wanted of the answer but that the client has it.
-        let _ = consumer.fetch_metadata(Some(topic), limit);
-    }
-    let (low, high) = told.map_err(|e| of_leader(doing, e.rdkafka_error_code().unwrap_or(Code::Fail)))?;
-    let low = u64::try_from(low).unwrap_or_default();
-    // They are asked for apart: retention may have taken more than there was when the end was told.
-    Ok((low, u64::try_from(high).unwrap_or_default().max(low)))
+    told_ends(consumer, topic, partition, limit).map_err(|code| fault::coded(doing, code))
 }
 
 /// The offset at which a partition starts by `start`. Blocks.
@@ -101,12 +116,12 @@ pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32
                 list.add_partition_offset(topic, partition as i32, offset).map_err(|e| fault::error(doing(), e))?;
             }
             let found = consumer.offsets_for_times(list, REQUEST);
-            let found = found.map_err(|e| of_leader(doing(), e.rdkafka_error_code().unwrap_or(Code::Fail)))?;
+            let found = found.map_err(|e| fault::coded(doing(), of_leader(&e)))?;
             for entry in ffi::entries(&found) {
                 if let Some(code) = entry.error {
                     // The others were answered all the same. What stands here as an offset is none: it is the time that was
                     // asked for, or that of a first try, which reads as "nothing is that young".
-                    return Err(of_leader(doing(), code));
+                    return Err(fault::coded(doing(), of_leader(&KafkaError::Global(code))));
                 }
                 // Below zero: nothing is that young, so from now on.
                 out.push(match u64::try_from(entry.offset) {

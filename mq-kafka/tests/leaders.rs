@@ -6,6 +6,8 @@ mod world;
 
 use mq_api::{BrokerExt, ConsumerExt, Message, ProducerSpec, ReplayFrom, Result, Start, Subscription, Topic};
 use rdkafka::consumer::Consumer as _;
+use rdkafka::mocking::MockCoordinator;
+use rdkafka::types::{RDKafkaApiKey as Api, RDKafkaRespErr as E};
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -21,11 +23,16 @@ fn sub() -> Subscription {
     Subscription::group(TWO, "crew").lease(Duration::from_secs(6)).native("librdkafka.fetch.wait.max.ms", "20")
 }
 
-/// A topic of two partitions with messages in both, of which the second has no leader now. How many each has.
-async fn bed() -> (Bed, [u64; 2]) {
-    let bed = Bed::start().await;
+/// A topic of two partitions with messages in both, led by the first and the last broker. How many each has.
+async fn bed_of(brokers: i32) -> (Bed, [u64; 2]) {
+    let bed = Bed::of(brokers).await;
     for (topic, partitions) in [(TWO, 2), ("two..crew..dlq", 1), ("two..crew..retry", 1)] {
         bed.cluster.create_topic(topic, partitions, 1).unwrap();
+        bed.cluster.partition_leader(topic, 0, Some(1)).unwrap();
+    }
+    bed.cluster.partition_leader(TWO, 1, Some(brokers)).unwrap();
+    for group in ["two..crew", "two..crew..retry"] {
+        bed.cluster.coordinator(MockCoordinator::Group(group.to_owned()), 1).unwrap();
     }
     let producer = within(bed.broker.producer(ProducerSpec::new(TWO))).await.unwrap();
     let mut counts = [0; 2];
@@ -35,6 +42,12 @@ async fn bed() -> (Bed, [u64; 2]) {
     }
     assert!(!counts.contains(&0), "{counts:?}");
     within(producer.close(Duration::from_secs(5))).await;
+    (bed, counts)
+}
+
+/// The same, with one broker; the second partition has no leader now.
+async fn bed() -> (Bed, [u64; 2]) {
+    let (bed, counts) = bed_of(1).await;
     bed.cluster.partition_leader(TWO, 1, None).unwrap();
     (bed, counts)
 }
@@ -92,13 +105,46 @@ async fn a_broadcast_begins_when_its_partitions_have_leaders() {
 /// A backlog that cannot be counted now is no topic that is not there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_is_counted_when_its_partitions_have_leaders() {
-    let (bed, counts) = bed().await;
-    bed.cluster.partition_leader(TWO, 1, Some(1)).unwrap();
+    let (bed, counts) = bed_of(1).await;
     let consumer = within(bed.broker.subscribe(sub())).await.unwrap();
     within(consumer.control().close(Duration::from_secs(5))).await;
     bed.cluster.partition_leader(TWO, 1, None).unwrap();
     let admin = bed.broker.admin();
     let backlog = awaits_leader(&bed, ONE, admin.backlog(&Topic::from(TWO), &"crew".into())).await;
     assert!(backlog.ready.admits(counts.iter().sum()), "{backlog:?}");
+    bed.close().await;
+}
+
+/// A member that gets its partitions back while one of them has no leader goes on with the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_without_a_leader_holds_up_no_other() {
+    let (bed, counts) = bed_of(2).await;
+    let mut consumer = within(bed.broker.subscribe(sub())).await.unwrap();
+    let mut key = None;
+    for _ in 0..counts.iter().sum() {
+        let got = within(consumer.recv()).await.unwrap().unwrap();
+        if got.partition() == Some(0) {
+            key = got.key.clone();
+        }
+        assert!(within(got.ack()).await.is_ok());
+    }
+    // The mock falls over a fetch from a partition without leader: nobody can ask for one.
+    bed.cluster.broker_down(2).unwrap();
+    bed.cluster.partition_leader(TWO, 1, None).unwrap();
+    // It is put out of its group, and comes back to it; the member that reads the retries asks too.
+    bed.cluster.request_errors(Api::Heartbeat, &[E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID; 3]);
+    let health = consumer.control().health();
+    let producer = within(bed.broker.producer(ProducerSpec::new(TWO))).await.unwrap();
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    let mut epochs = BTreeSet::new();
+    // One that was sent while it was still a member may come first.
+    while epochs.len() < 2 {
+        within(producer.send(Message::new("x").key(key.clone().unwrap()))).await.unwrap();
+        let got = tokio::time::timeout_at(until, consumer.recv()).await;
+        let got = got.unwrap_or_else(|_| panic!("held up: {:?}", health.current())).unwrap().unwrap();
+        epochs.insert(got.epoch());
+        drop(got.ack());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     bed.close().await;
 }

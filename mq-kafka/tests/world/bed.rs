@@ -20,7 +20,12 @@ pub(crate) struct Bed {
 impl Bed {
     /// A cluster of one broker. It makes no topics by its protocol, so they are made here.
     pub(crate) async fn start() -> Self {
-        let cluster = MockCluster::new(1).unwrap();
+        Self::of(1).await
+    }
+
+    /// One of several brokers.
+    pub(crate) async fn of(brokers: i32) -> Self {
+        let cluster = MockCluster::new(brokers).unwrap();
         for topic in [TOPIC, "work..crew..dlq", "work..crew..retry"] {
             cluster.create_topic(topic, 1, 1).unwrap();
         }
