@@ -32,12 +32,7 @@ impl KafkaAdmin {
 }
 
 pub(crate) fn watermarks(consumer: &BaseConsumer<Ctx>, topic: &str, partition: i32) -> Result<(u64, u64)> {
-    let look = || consumer.fetch_watermarks(topic, partition, REQUEST);
-    let doing = || format!("looking up the ends of '{topic}'");
-    let (low, high) = patient(|| look().map_err(|e| fault::error(doing(), e)))?;
-    let low = u64::try_from(low).unwrap_or_default();
-    // They are asked for apart: retention may have taken more than there was when the end was told.
-    Ok((low, u64::try_from(high).unwrap_or_default().max(low)))
+    patient(|| start::ends(consumer, topic, partition, REQUEST, format_args!("looking up the ends of '{topic}'")))
 }
 
 pub(crate) fn no_group(topic: &Topic, group: &Group) -> Error {
@@ -141,7 +136,7 @@ fn reset(cluster: &Cluster, topic: &Topic, group: &Group, to: Start) -> Result<(
     if start::committed(&visitor, topic.as_str(), partitions)?.iter().all(|e| e.offset < 0) {
         return Err(no_group(topic, group));
     }
-    let offsets = start::resolve(&visitor, topic.as_str(), partitions, to)?;
+    let offsets = patient(|| start::resolve(&visitor, topic.as_str(), partitions, to))?;
     let marks = offsets.into_iter().zip(0i32..).map(|(offset, partition)| Mark {
         topic: topic.shared_name(),
         partition,

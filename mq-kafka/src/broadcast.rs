@@ -7,7 +7,7 @@ use crate::driver::{or_panicked, spawn};
 use crate::ffi::Raw;
 use crate::topology::{Cluster, REQUEST, Wanted};
 use crate::url::native_options;
-use crate::{fault, group, wire};
+use crate::{fault, group, start, wire};
 use mq_api::{Error, Event, Gap, GapCause, Position, Result};
 use mq_core::{End, Incoming, Lane, Run, Session, Token};
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -44,22 +44,22 @@ fn prepare(cluster: &Cluster, session: &Session) -> Result<BaseConsumer<Ctx>> {
     let mut list = TopicPartitionList::with_capacity(partitions as usize);
     let mut gaps = Vec::new();
     for partition in 0..partitions {
-        let marks = consumer.fetch_watermarks(topic, partition as i32, REQUEST);
-        let start = marks.map_err(|e| fault::error(format_args!("looking up the end of '{topic}'"), e))?.1;
+        let doing = format_args!("looking up the end of '{topic}'");
+        let (_, start) = start::ends(&consumer, topic, partition as i32, REQUEST, doing)?;
         // What was sent while it was away is no part of "from now on": told, not delivered.
         let seen = session.resume(Some(partition)).and_then(|r| r.seen);
-        let missed = seen.map(|seen| (start as u64).saturating_sub(seen.major + 1));
+        let missed = seen.map(|seen| start.saturating_sub(seen.major + 1));
         if session.again && missed != Some(0) {
             gaps.push(Gap {
                 topic: sub.topic.clone(),
                 partition: Some(partition),
                 from: seen,
-                to: Some(Position::offset(start as u64)),
+                to: Some(Position::offset(start)),
                 count: missed,
                 cause: GapCause::Disconnected,
             });
         }
-        let added = list.add_partition_offset(topic, partition as i32, Offset::Offset(start));
+        let added = list.add_partition_offset(topic, partition as i32, Offset::Offset(start as i64));
         added.map_err(|e| fault::error("assigning partitions", e))?;
     }
     consumer.assign(&list).map_err(|e| fault::error("assigning partitions", e))?;

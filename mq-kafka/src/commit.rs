@@ -4,7 +4,7 @@
 use crate::client::Ctx;
 use crate::ffi::{self, Entry, TopicId};
 use crate::topology::Cluster;
-use crate::{fault, letters};
+use crate::{fault, letters, start};
 use mq_api::{Error, ErrorKind, Result};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode as Code;
@@ -163,8 +163,8 @@ fn carry_out(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, job: Job, 
         }
         Job::Look(topic, id) => Done::Looked(look(consumer, &topic, id)),
         Job::Low { topic, partition, missing } => {
-            let low = consumer.fetch_watermarks(&topic, partition, REQUEST).ok();
-            Done::Low { partition, missing, low: low.and_then(|(low, _)| u64::try_from(low).ok()) }
+            let ends = start::told_ends(consumer, &topic, partition, REQUEST);
+            Done::Low { partition, missing, low: ends.ok().map(|(low, _)| low) }
         }
     }
 }
@@ -186,10 +186,9 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
         if entry.offset < 0 {
             // Added to the topic later, or the group was lost: from what is not known to be settled, else from its first
             // message on.
-            let marks = consumer.fetch_watermarks(&entry.topic, entry.partition, REQUEST);
-            let (low, high) = marks.map_err(|e| fault::error(doing, e))?;
-            let resume = place(entry).and_then(|p| p.resume).and_then(|at| i64::try_from(at).ok());
-            entry.offset = resume.unwrap_or(low).min(high).max(low).max(0);
+            let (low, high) = start::ends(consumer, &entry.topic, entry.partition, REQUEST, doing)?;
+            let resume = place(entry).and_then(|p| p.resume);
+            entry.offset = i64::try_from(resume.unwrap_or(low).clamp(low, high)).unwrap_or_default();
         }
     }
     let mut loaded = Vec::with_capacity(found.len());
@@ -201,10 +200,13 @@ fn load(consumer: &BaseConsumer<Ctx>, letters: Option<&Cluster>, places: &[Place
             _ => None,
         };
         let high = match place(&entry).is_some_and(|p| p.seen) {
-            true => {
-                let marks = consumer.fetch_watermarks(&entry.topic, entry.partition, REQUEST);
-                u64::try_from(marks.map_err(|e| fault::error(doing, e))?.1).ok()
-            }
+            true => match start::told_ends(consumer, &entry.topic, entry.partition, REQUEST) {
+                Ok((_, high)) => Some(high),
+                // It may be without one for long, which is no reason to hold up the others. Should it end before what was seen
+                // of it, its offsets go back.
+                Err(Code::LeaderNotAvailable) => None,
+                Err(code) => return Err(fault::coded(doing, code)),
+            },
             false => None,
         };
         loaded.push(Loaded { entry, removed, fresh, high });

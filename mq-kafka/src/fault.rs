@@ -77,6 +77,13 @@ fn hint(kind: ErrorKind) -> &'static str {
 
 /// An error of librdkafka while `doing` something.
 pub(crate) fn error(doing: impl std::fmt::Display, source: KafkaError) -> Error {
+    let source = match source {
+        // It repeats the value, which may be a secret: of a name that is misspelt, or not in this build.
+        KafkaError::ClientConfig(found, text, name, _) => {
+            KafkaError::ClientConfig(found, text, name, "(its value is not shown)".to_owned())
+        }
+        other => other,
+    };
     let kind = match source.rdkafka_error_code() {
         Some(code) => kind(code),
         None => match &source {
@@ -131,6 +138,17 @@ mod tests {
     use super::{Code, outcome, send_error};
     use crate::ffi::Persisted;
     use mq_api::{ErrorKind, Outcome};
+
+    #[test]
+    fn what_is_wrong_with_a_property_does_not_show_its_value() {
+        let mut config = rdkafka::ClientConfig::new();
+        config.set("ssl.key.pasword", "swordfish");
+        let made: Result<rdkafka::consumer::BaseConsumer, _> = config.create();
+        let error = super::error("making the consumer", made.err().expect("no such property"));
+        let shown = format!("{error} {error:?} {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert!(error.kind() == ErrorKind::Config && shown.contains("ssl.key.pasword"), "{shown}");
+        assert!(!shown.contains("swordfish"), "{shown}");
+    }
 
     #[test]
     fn outcomes_follow_what_is_known() {

@@ -9,7 +9,7 @@ use crate::{fault, wire};
 use mq_api::ErrorKind as K;
 use mq_api::{Error, ErrorKind, Provisioning, ReplayFrom, Result, Start};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -63,12 +63,50 @@ fn committed_once(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) ->
     }
 }
 
+/// The client calls a partition unknown that has no leader just now. That it exists was seen before it was asked about, so that it
+/// is worth to ask again.
+fn of_leader(error: &KafkaError) -> Code {
+    match error.rdkafka_error_code() {
+        Some(Code::UnknownPartition) => Code::LeaderNotAvailable,
+        code => code.unwrap_or(Code::Fail),
+    }
+}
+
+/// The first offset of a partition, and the one behind its last. Blocks.
+pub(crate) fn told_ends(
+    consumer: &BaseConsumer<Ctx>,
+    topic: &str,
+    partition: i32,
+    limit: Duration,
+) -> std::result::Result<(u64, u64), Code> {
+    let (low, high) = consumer.fetch_watermarks(topic, partition, limit).map_err(|error| {
+        let code = of_leader(&error);
+        if code == Code::LeaderNotAvailable {
+            // Else the client goes on by what it knows of the leader. Nothing is wanted of the answer but that it has it.
+            let _ = consumer.fetch_metadata(Some(topic), limit);
+        }
+        code
+    })?;
+    let low = u64::try_from(low).unwrap_or_default();
+    // They are asked for apart: retention may have taken more than there was when the end was told.
+    Ok((low, u64::try_from(high).unwrap_or_default().max(low)))
+}
+
+/// The same, for one who cannot go on without.
+pub(crate) fn ends(
+    consumer: &BaseConsumer<Ctx>,
+    topic: &str,
+    partition: i32,
+    limit: Duration,
+    doing: impl std::fmt::Display,
+) -> Result<(u64, u64)> {
+    told_ends(consumer, topic, partition, limit).map_err(|code| fault::coded(doing, code))
+}
+
 /// The offset at which a partition starts by `start`. Blocks.
 pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32, start: Start) -> Result<Vec<u64>> {
     let doing = || format!("looking up where to start in '{topic}'");
-    let watermarks = |partition: u32| {
-        consumer.fetch_watermarks(topic, partition as i32, REQUEST).map_err(|e| fault::error(doing(), e))
-    };
+    let ends = |partition: i32| ends(consumer, topic, partition, REQUEST, doing());
     let mut out = Vec::with_capacity(partitions as usize);
     match start {
         Start::Replay(ReplayFrom::Time(at)) => {
@@ -77,20 +115,24 @@ pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32
                 let offset = Offset::Offset(wire::millis(at));
                 list.add_partition_offset(topic, partition as i32, offset).map_err(|e| fault::error(doing(), e))?;
             }
-            let found = consumer.offsets_for_times(list, REQUEST).map_err(|e| fault::error(doing(), e))?;
+            let found = consumer.offsets_for_times(list, REQUEST);
+            let found = found.map_err(|e| fault::coded(doing(), of_leader(&e)))?;
             for entry in ffi::entries(&found) {
+                if let Some(code) = entry.error {
+                    // The others were answered all the same. What stands here as an offset is none: it is the time that was
+                    // asked for, or that of a first try, which reads as "nothing is that young".
+                    return Err(fault::coded(doing(), of_leader(&KafkaError::Global(code))));
+                }
                 // Below zero: nothing is that young, so from now on.
                 out.push(match u64::try_from(entry.offset) {
                     Ok(offset) => offset,
-                    Err(_) => watermarks(entry.partition as u32)?.1 as u64,
+                    Err(_) => ends(entry.partition)?.1,
                 });
             }
         }
         _ => {
             for partition in 0..partitions {
-                let (low, high) = watermarks(partition)?;
-                // They are asked for apart: retention may have taken more than there was when the end was told.
-                let (low, high) = (low as u64, high.max(low) as u64);
+                let (low, high) = ends(partition as i32)?;
                 out.push(match start {
                     Start::Latest => high,
                     Start::Replay(ReplayFrom::Position(p)) => p.major.clamp(low, high),

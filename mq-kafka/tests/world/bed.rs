@@ -20,7 +20,12 @@ pub(crate) struct Bed {
 impl Bed {
     /// A cluster of one broker. It makes no topics by its protocol, so they are made here.
     pub(crate) async fn start() -> Self {
-        let cluster = MockCluster::new(1).unwrap();
+        Self::of(1).await
+    }
+
+    /// One of several brokers.
+    pub(crate) async fn of(brokers: i32) -> Self {
+        let cluster = MockCluster::new(brokers).unwrap();
         for topic in [TOPIC, "work..crew..dlq", "work..crew..retry"] {
             cluster.create_topic(topic, 1, 1).unwrap();
         }
@@ -40,8 +45,13 @@ impl Bed {
 
     /// A client of the group that is none of ours.
     pub(crate) fn client(&self) -> BaseConsumer {
+        self.client_of("work..crew")
+    }
+
+    /// The same of another group.
+    pub(crate) fn client_of(&self, group: &str) -> BaseConsumer {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", self.cluster.bootstrap_servers()).set("group.id", "work..crew");
+        config.set("bootstrap.servers", self.cluster.bootstrap_servers()).set("group.id", group);
         config.create().unwrap()
     }
 
