@@ -44,6 +44,8 @@ const GONE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_secs(5);
 /// The pause of a user who may not make it, or not read it: each try costs a channel for good.
 const REFUSED: Duration = Duration::from_secs(300);
+/// Until a delay queue that was refused is asked for again: that too costs a channel.
+const REFUSED_RUNG: Duration = Duration::from_secs(30);
 /// Longest wait for what is under way when the session ends: then it goes back with its channel.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -73,6 +75,8 @@ pub(crate) struct Steps {
     known: bool,
     /// Looks in a row that failed.
     failed: u32,
+    /// Delay queues that cannot be made, until when, and why.
+    refused: Vec<(Rung, Instant, String)>,
 }
 
 /// One that is being passed on.
@@ -84,7 +88,7 @@ struct Taken {
 impl Steps {
     pub(crate) fn new(connections: &Arc<Connections>, ladder: Ladder, kind: QueueType, session: Session) -> Self {
         let (connections, name) = (connections.clone(), queue(ladder.queue()));
-        Self { connections, name, kind, ladder, session, writer: None, known: false, failed: 0 }
+        Self { connections, name, kind, ladder, session, writer: None, known: false, failed: 0, refused: Vec::new() }
     }
 
     /// Looks until a close began, or it is dropped.
@@ -148,14 +152,19 @@ impl Steps {
             Err(error) => error,
         };
         self.failed = self.failed.saturating_add(1);
-        let refused = error.kind() == ErrorKind::Permission;
-        // Who may not make it delays nothing for long, and who makes it looks too. But one failure is what the end of a session
-        // looks like from here.
-        if (refused && self.known) || (!refused && self.failed > 1) {
+        let (told, pause) = match error.kind() {
+            // Who may not make it delays nothing for long, and who makes it looks too.
+            ErrorKind::Permission => (self.known, REFUSED),
+            // All others are passed on, as in time as ever.
+            ErrorKind::Rejected => (true, LOOK),
+            // One failure is what the end of a session looks like from here.
+            _ => (self.failed > 1, PAUSE.min(LOOK * self.failed)),
+        };
+        if told {
             let text = format!("messages whose delay takes several steps wait in '{}': {error}", self.name);
             self.session.trouble("steps", Some(text));
         }
-        Instant::now() + if refused { REFUSED } else { PAUSE.min(LOOK * self.failed) }
+        Instant::now() + pause
     }
 
     async fn look(&mut self, declarer: &mut Declarer<'_>) -> Result<Found> {
@@ -185,15 +194,42 @@ impl Steps {
         }
     }
 
+    /// Where one goes. `Rejected` when its delay queue cannot be made, as one of other arguments is there, or this user may not.
+    async fn place(&mut self, rest: Duration, declarer: &mut Declarer<'_>) -> Result<(String, Option<Rung>)> {
+        let rung = Rung::of(rest);
+        if let Some((_, _, why)) = self.refused.iter().find(|(refused, _, _)| Some(*refused) == rung) {
+            return Err(Error::new(ErrorKind::Rejected, why.clone()));
+        }
+        match (self.ladder.place(rest, declarer).await, rung) {
+            (Err(error), Some(rung))
+                if matches!(error.kind(), ErrorKind::Topology | ErrorKind::Permission | ErrorKind::InvalidName) =>
+            {
+                self.refused.push((rung, Instant::now() + REFUSED_RUNG, error.to_string()));
+                Err(error.of_kind(ErrorKind::Rejected))
+            }
+            (place, _) => place,
+        }
+    }
+
     /// Fails when one of them could not be passed on; the others are.
     async fn pass_on(&mut self, channel: &Channel, taken: Vec<(u64, Arrived)>) -> Result<()> {
         let now = millis(self.session.env.wall());
         let connections = self.connections.clone();
         let mut declarer = Declarer::new(&connections, Role::Publish, Provisioning::Create);
         let mut placed = Vec::with_capacity(taken.len());
+        let mut failure = None;
+        self.refused.retain(|(_, until, _)| *until > Instant::now());
         for (tag, arrived) in taken {
             let rest = Duration::from_millis(arrived.notes.due.unwrap_or(0).saturating_sub(now));
-            let (queue, rung) = self.ladder.place(rest, &mut declarer).await?;
+            let (queue, rung) = match self.place(rest, &mut declarer).await {
+                Ok(place) => place,
+                // The others do not wait for it. It goes back, and when it is due it needs no delay queue.
+                Err(error) if error.kind() == ErrorKind::Rejected => {
+                    failure = Some(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             placed.push((Taken { tag, rung }, short(&queue)?, arrived));
         }
         declarer.done().await;
@@ -211,7 +247,6 @@ impl Steps {
             let origin = Origin::Copy(arrived.notes);
             writer.publish(taken, "".into(), Some(queue), &arrived.message, origin, self.session.env.now());
         }
-        let mut failure = None;
         let mut tick = tokio::time::interval(Duration::from_secs(1));
         while open > 0 {
             tokio::select! { biased;

@@ -4,7 +4,10 @@
 
 mod control;
 
+use control::eye::{Eye, between};
 use control::{Rabbit, next, quiet, text};
+use lapin::options::ConfirmSelectOptions;
+use lapin::types::FieldTable;
 use mq_api::{BrokerExt, Message, ProducerSpec, Provisioning, RetryPolicy, Subscription};
 use mq_testbed::RabbitOptions;
 use std::time::{Duration, Instant};
@@ -103,5 +106,47 @@ async fn a_user_without_the_right_to_make_queues_delays_by_those_that_are_there(
             delivery.ack().await;
             broker.close(Duration::from_secs(5)).await;
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_delayed_any_more_holds_up_no_others() {
+    let rabbit = Rabbit::start(RabbitOptions::default());
+    let (_raw, channel) = rabbit.raw().await;
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    for kind in ["quorum", "classic"] {
+        let (steps, rung) = (format!("{kind}..g..steps"), format!("{kind}..g..step..5000"));
+        // Somebody else's, with other arguments.
+        channel.queue_declare(rung.as_str().into(), Default::default(), FieldTable::default()).await.unwrap();
+        let broker = rabbit.connect(&format!("queue_type={kind}")).await;
+        let mut member = broker.subscribe(Subscription::group(kind, "g")).await.unwrap();
+        Eye::of(&rabbit).await.becomes(&steps, Some(0), Duration::from_secs(15)).await;
+        for (body, after) in [("stuck", 29_000), ("due", 0), ("soon", 1_500), ("stuck too", 28_000), ("last", 0)] {
+            between(&channel, &steps, body, Duration::from_millis(after)).await;
+        }
+        let began = Instant::now();
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let delivery = next(&mut member).await;
+            seen.push(text(&delivery));
+            delivery.ack().await;
+        }
+        seen.sort();
+        assert_eq!(seen, ["due", "last", "soon"], "{kind}");
+        assert!(began.elapsed() < Duration::from_secs(15), "{kind}: after {:?}", began.elapsed());
+        // Nothing hides what is wrong.
+        let health = || format!("{:?}", member.control().health().current());
+        while !health().contains(&rung) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{kind}: {}", health());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        channel.queue_delete(rung.as_str().into(), Default::default()).await.unwrap();
+        for _ in 0..2 {
+            let delivery = next(&mut member).await;
+            assert!(text(&delivery).starts_with("stuck"), "{kind}");
+            delivery.ack().await;
+        }
+        quiet(&mut member, Duration::from_millis(500)).await;
+        broker.close(Duration::from_secs(5)).await;
     }
 }
