@@ -54,6 +54,10 @@ impl AmqpAdmin {
     }
 }
 
+pub(crate) fn no_group(queue: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no queue '{queue}', so no such group"))
+}
+
 /// A group to look for.
 fn group_of(topic: &Topic, group: &Group) -> Result<(Place, String)> {
     topic.validate()?;
@@ -72,8 +76,7 @@ impl Admin for AmqpAdmin {
         self.run(Some(LOOK), async move {
             let mut declarer = Declarer::new(&amqp.connections, Role::Consume, Provisioning::None);
             let Some(held) = Held::ask(&mut declarer, &queue, &amqp.missed).await? else {
-                let text = format!("there is no queue '{queue}', so no such group");
-                return Err(Error::new(ErrorKind::NotFound, text));
+                return Err(no_group(&queue));
             };
             let dead = declarer.depth(&letters).await?;
             declarer.done().await;

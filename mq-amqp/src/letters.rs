@@ -1,6 +1,7 @@
 //! The dead letters of one group: looked at by taking and giving back, sent back to their group or dropped one by one. What is
 //! kept is held until the end of the pass, which is bounded by what was there when it began, and then goes back in order.
 
+use crate::admin::no_group;
 use crate::connect::{ANSWER, Connections, Role, within};
 use crate::decode::decode;
 use crate::driver::Amqp;
@@ -37,10 +38,15 @@ impl Letters {
         &self.amqp.connections
     }
 
-    /// How many are looked at, at most: what is there, and what the number may have missed; 0 without a queue.
+    /// How many are looked at, at most: what is there, and what the number may have missed; 0 without a queue. Fails when there
+    /// is neither such a group nor a queue of its letters.
     async fn bound(&self) -> Result<u64> {
         let mut declarer = Declarer::new(self.connections(), Role::Consume, Provisioning::None);
-        let bound = declarer.depth(&self.queue).await?.map_or(0, |(n, _)| n + 100);
+        let bound = match declarer.depth(&self.queue).await? {
+            Some((n, _)) => n + 100,
+            None if declarer.depth(&self.back).await?.is_some() => 0,
+            None => return Err(no_group(&self.back)),
+        };
         declarer.done().await;
         Ok(bound)
     }

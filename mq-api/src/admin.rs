@@ -36,6 +36,10 @@ pub trait Admin: Send + Sync {
     async fn pending(&self, topic: &Topic, group: &Group, limit: usize) -> Result<Vec<PendingDelivery>>;
 
     /// The dead letters of a group, oldest first, at most `limit`, without taking them.
+    ///
+    /// # Errors
+    /// `NotFound` when there is neither such a group nor a place with its dead letters, as [`redrive`](Self::redrive) and
+    /// [`discard_dead_letters`](Self::discard_dead_letters); those of a group that was deleted can be looked at.
     async fn dead_letters(&self, topic: &Topic, group: &Group, limit: usize) -> Result<Vec<DeadLetter>>;
 
     /// Sends dead letters back to the group they came from. Each is confirmed there before it leaves the dead letters, so a

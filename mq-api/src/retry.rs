@@ -77,7 +77,7 @@ pub enum OnDeadLetter {
     /// The key goes on.
     #[default]
     Continue,
-    /// Later messages of the key go to the dead letters too, until this member restarts.
+    /// Later messages of the key go to the dead letters too, until this member restarts. Refused without an order of keys.
     ParkKey,
 }
 

@@ -306,6 +306,11 @@ impl Subscription {
         if self.partitions == Some(0) {
             return bad("partitions is 0");
         }
+        if self.on_dead_letter == OnDeadLetter::ParkKey && self.ordering != Ordering::PerKey {
+            return bad(
+                "on_dead_letter is ParkKey, which needs ordering PerKey; without an order of keys none is parked",
+            );
+        }
         if self.topic.dead_letters_of().is_some() && self.dead_letter == DeadLetterPolicy::On {
             return bad("a dead-letter topic's own subscription cannot have dead letters; use Forever or Discard");
         }
@@ -388,12 +393,14 @@ impl Subscription {
 #[cfg(test)]
 mod tests {
     use super::Subscription;
-    use crate::{DeadLetterPolicy, Topic};
+    use crate::{DeadLetterPolicy, OnDeadLetter, Ordering, Topic};
 
     #[test]
     fn senseless_values_are_named() {
         let sub = || Subscription::group("orders", "billing");
         assert!(sub().validate().is_ok());
+        let parked = sub().on_dead_letter(OnDeadLetter::ParkKey);
+        assert!(parked.clone().validate().is_err() && parked.ordering(Ordering::PerKey).validate().is_ok());
         assert!(sub().max_in_flight(0).validate().is_err_and(|e| e.to_string().contains("max_in_flight")));
         let dlq = Subscription::group(Topic::dead_letters("orders", "billing"), "ops");
         assert!(dlq.dead_letter == DeadLetterPolicy::Forever && dlq.validate().is_ok());

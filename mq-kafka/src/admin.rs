@@ -7,7 +7,7 @@ use crate::commit::{Mark, commit_within};
 use crate::delay::{RetryTopics, retry_group};
 use crate::ffi::Entry;
 use crate::group::{self, group_id};
-use crate::letters::Letters;
+use crate::letters::{Letters, Store};
 use crate::record::Record;
 use crate::topology::{Cluster, REQUEST, Wanted, options, patient};
 use crate::{fault, start};
@@ -28,6 +28,20 @@ pub(crate) struct KafkaAdmin {
 impl KafkaAdmin {
     pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
         Self { cluster }
+    }
+}
+
+impl KafkaAdmin {
+    /// Fails when there is neither such a group nor a topic of its dead letters.
+    async fn letters(&self, topic: &Topic, group: &Group) -> Result<Store> {
+        check(topic, Some(group))?;
+        let (of, group_of) = (topic.clone(), group.clone());
+        let look = move |c: &Cluster| match c.partitions(Topic::dead_letters(&of, &group_of).as_str())? {
+            Some(_) => Ok(()),
+            None => backlog(c, &of, &group_of).map(drop),
+        };
+        self.cluster.blocking(look).await?;
+        Ok(Store::new(self.cluster.clone(), topic, group))
     }
 }
 
@@ -286,20 +300,18 @@ impl Admin for KafkaAdmin {
         self.cluster
             .blocking(move |c| match Letters::open(c, &topic, &group)? {
                 Some(letters) => letters.page(None, limit),
-                None => Ok(Vec::new()),
+                None => backlog(c, &topic, &group).map(|_| Vec::new()),
             })
             .await
     }
 
     async fn redrive(&self, topic: &Topic, group: &Group, options: RedriveOptions) -> Result<RedriveReport> {
-        check(topic, Some(group))?;
-        let store = crate::letters::Store::new(self.cluster.clone(), topic, group);
+        let store = self.letters(topic, group).await?;
         redrive::redrive(&store, topic, group, &options).await
     }
 
     async fn discard_dead_letters(&self, topic: &Topic, group: &Group, filter: RedriveOptions) -> Result<u64> {
-        check(topic, Some(group))?;
-        let store = crate::letters::Store::new(self.cluster.clone(), topic, group);
+        let store = self.letters(topic, group).await?;
         redrive::discard(&store, &filter).await
     }
 }

@@ -235,8 +235,10 @@ struct Letters {
 impl Letters {
     fn of(core: &Arc<Core>, topic: &Name, group: &GroupName) -> Result<Self> {
         let admin = MemoryAdmin::new(core.clone());
-        admin.group_of(topic, group)?;
         let letters = core.find_topic(&Name::dead_letters(topic, group));
+        if letters.is_none() {
+            admin.group_of(topic, group)?;
+        }
         Ok(Self { admin, topic: topic.clone(), group: group.clone(), letters })
     }
 

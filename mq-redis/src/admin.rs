@@ -311,19 +311,15 @@ impl Admin for StreamsAdmin {
     }
 
     async fn dead_letters(&self, topic: &Topic, group: &Group, limit: usize) -> Result<Vec<DeadLetter>> {
-        let link = self.link(topic).await?;
-        Letters { admin: self, link, keys: GroupKeys::new(topic, group), group }.page(None, limit).await
+        Letters::of(self, topic, group).await?.page(None, limit).await
     }
 
     async fn redrive(&self, topic: &Topic, group: &Group, options: RedriveOptions) -> Result<RedriveReport> {
-        let link = self.link(topic).await?;
-        let letters = Letters { admin: self, link, keys: GroupKeys::new(topic, group), group };
-        redrive(&letters, topic, group, &options).await
+        redrive(&Letters::of(self, topic, group).await?, topic, group, &options).await
     }
 
     async fn discard_dead_letters(&self, topic: &Topic, group: &Group, filter: RedriveOptions) -> Result<u64> {
-        let link = self.link(topic).await?;
-        discard(&Letters { admin: self, link, keys: GroupKeys::new(topic, group), group }, &filter).await
+        discard(&Letters::of(self, topic, group).await?, &filter).await
     }
 }
 
@@ -333,6 +329,19 @@ struct Letters<'a> {
     link: Link,
     keys: GroupKeys,
     group: &'a Group,
+}
+
+impl<'a> Letters<'a> {
+    /// Fails when there is neither such a group nor any letter of one that was.
+    async fn of(admin: &'a StreamsAdmin, topic: &Topic, group: &'a Group) -> Result<Self> {
+        let link = admin.link(topic).await?;
+        let keys = GroupKeys::new(topic, group);
+        let any = admin.ask(&link, redis::cmd("EXISTS").arg(&keys.dead), "looking for dead letters").await?;
+        if as_int(&any) == Some(0) && admin.side_backlog(&link, &keys, group.as_str()).await?.is_none() {
+            return Err(no_group(topic, group));
+        }
+        Ok(Self { admin, link, keys, group })
+    }
 }
 
 impl DeadLetterStore for Letters<'_> {

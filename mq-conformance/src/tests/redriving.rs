@@ -201,5 +201,15 @@ async fn p5_3_peek_count_and_discard(t: Test) -> Check {
     }
     let left = t.dead_letters(&c, GROUP, 1).await?;
     ensure_eq!(left[0].payload_bytes(), b"bad3", "what is left");
+    // A name that is misspelt is no group without dead letters.
+    let nobody = Group::new("nobody");
+    let discarded = admin.discard_dead_letters(&topic, &nobody, RedriveOptions::default()).await.err();
+    ensure_eq!(discarded.map(|e| e.kind()), Some(ErrorKind::NotFound), "discard of a group that does not exist");
+    let redriven = admin.redrive(&topic, &nobody, RedriveOptions::default()).await.err();
+    ensure_eq!(redriven.map(|e| e.kind()), Some(ErrorKind::NotFound), "redrive of a group that does not exist");
+    if found.has(Feature::Peek) {
+        let listed = admin.dead_letters(&topic, &nobody, 3).await.err();
+        ensure_eq!(listed.map(|e| e.kind()), Some(ErrorKind::NotFound), "dead letters of a group that does not exist");
+    }
     Ok(())
 }
