@@ -1,6 +1,7 @@
 //! The URL: `amqp[s]://user:password@host[:port][,host2[:port2]]/vhost?parameters`, strictly.
 
 use mq_api::{Error, ErrorKind, LONGEST, Result};
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -92,8 +93,12 @@ impl AmqpUrl {
             cert: None,
             key: None,
         };
+        let mut given = HashSet::new();
         for pair in query.into_iter().flat_map(|q| q.split('&')).filter(|p| !p.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if !given.insert(name) {
+                return Err(bad(format!("URL parameter '{name}' is given twice")));
+            }
             let value = decode(value).map_err(bad)?;
             url.set(name, &value)?;
         }
@@ -258,6 +263,7 @@ mod tests {
             ("amqp://x?connect_timeout=0s", "connect_timeout"),
             ("amqp://x?confirm_timeout=18446744073709551615ms", "ten years"),
             ("amqp://x?confirm_timeout=999ms", "1s"),
+            ("amqp://x?heartbeat=5s&name=a&heartbeat=9s", "'heartbeat' is given twice"),
         ] {
             let error = AmqpUrl::parse(url).unwrap_err();
             assert!(error.to_string().contains(word), "{url}: {error}");

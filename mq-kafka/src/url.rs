@@ -1,7 +1,7 @@
 //! The connection URL: strict parsing, and what of librdkafka may be passed through.
 
 use mq_api::{Error, ErrorKind, LONGEST, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -184,7 +184,11 @@ impl Settings {
             told_session: OnceLock::new(),
             native: BTreeMap::new(),
         };
+        let mut given = HashSet::new();
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+            if !given.insert(name.to_string()) {
+                return Err(bad(format!("URL parameter '{name}' is given twice")));
+            }
             settings.set(&name, &value)?;
         }
         if settings.user.is_none() && settings.native.contains_key("sasl.mechanisms") {
@@ -293,6 +297,7 @@ mod tests {
         for (url, word) in [
             ("amqp://x", "kafka://"),
             ("kafka://h?colour=red", "colour"),
+            ("kafka://h?partitions=1&connect_timeout=1s&partitions=2", "'partitions' is given twice"),
             ("kafka://h?connect_timeout=30", "connect_timeout"),
             ("kafka://h?partitions=0", "partitions"),
             ("kafka://h?partitions=x", "partitions"),

@@ -2,6 +2,7 @@
 //! ones.
 
 use mq_api::{Error, ErrorKind, LONGEST, Result};
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -231,8 +232,12 @@ impl Options {
 
     fn read_query(&mut self, query: &str) -> Result<()> {
         let (mut cert, mut key, mut ca, mut wait) = (None, None, None, None);
+        let mut given = HashSet::new();
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
             let value = &*value;
+            if !given.insert(name.to_string()) {
+                return Err(bad(format!("URL parameter '{name}' is given twice")));
+            }
             match &*name {
                 "connect_timeout" => self.connect_timeout = duration(&name, value)?,
                 "response_timeout" => self.response_timeout = duration(&name, value)?,
@@ -337,6 +342,7 @@ mod tests {
             ("redis://h?tiemout=3s", "tiemout"),
             ("redis://h?connect_timeout=3", "connect_timeout=3"),
             ("redis://h?wait=x", "wait=x"),
+            ("redis://h?db=1&wait=1&db=2", "'db' is given twice"),
             ("redis://h?wait=1&wait_timeout=0s", "wait_timeout"),
             ("redis://h?wait=1&wait_timeout=20s", "response_timeout"),
             ("redis://h?connect_timeout=99999999999999999s", "ten years"),
