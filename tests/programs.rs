@@ -21,7 +21,7 @@ fn redis() -> Option<Server> {
 #[test]
 fn two_equal_workers_share_the_tasks() {
     let Some(server) = redis() else { return };
-    checks::two_workers_share_the_tasks(&server, 300);
+    checks::two_workers_share_the_tasks(&server, checks::TASKS, 300);
 }
 
 #[test]

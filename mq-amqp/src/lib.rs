@@ -4,8 +4,9 @@
 //!
 //! # URL
 //!
-//! `amqp[s]://user:password@host[:port][,host2[:port2]]/vhost?parameters`. Without user it is `guest`, without path the
-//! virtual host is `/`; another one is written `%2fshop`. With several hosts the next is tried when one does not answer.
+//! `amqp[s]://[user:password@]host[:port][,host2[:port2]][/vhost][?parameters]`. Without user it is `guest`; without path, or with
+//! `/` alone, the virtual host is `/`; `/shop` is `shop`, and one that is called `/shop` is written `/%2fshop`. With several
+//! hosts the next is tried when one does not answer.
 //!
 //! | parameter | default | meaning |
 //! |---|---|---|
@@ -121,7 +122,7 @@
 //!   one that was made within the last minute may be missing. `dead` is at least what is in the queue of dead letters: who lists
 //!   them or sends them back holds them meanwhile, unseen.
 //! * Where `…..steps` was deleted by hand, members make it again at once. A step that ended meanwhile, or without any member, is
-//!   lost by nobody, but the broker tries it again after three minutes only.
+//!   not lost, but the broker tries it again only after three minutes.
 //! * Looking at dead letters takes them for a moment and gives them back.
 //! * Delays are compared by the clocks of the members: keep them within the precision you need.
 //! * A message that the server finds too large (its `max_message_size`) closes the channel: it is `TooLarge`, and its neighbours

@@ -70,7 +70,7 @@ impl AmqpUrl {
                 (decode(user).map_err(bad)?, decode(password).map_err(|_| bad("the password has a bad %xx".into()))?)
             }
         };
-        // As every AMQP client reads it: no path is the default virtual host, an empty one is the empty one.
+        // The default virtual host also for a path of `/` alone, which people write without thinking of the virtual host "".
         let vhost = match path {
             None | Some("") => "/".to_owned(),
             Some(path) if path.contains('/') => return Err(bad("a '/' in the virtual host is written %2f".into())),

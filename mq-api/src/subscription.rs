@@ -278,7 +278,7 @@ impl Subscription {
         if self.concurrency > self.max_in_flight {
             let (wanted, most) = (self.concurrency, self.max_in_flight);
             return bad(&format!(
-                "concurrency is {wanted} and max_in_flight {most}: {most} handlers could ever be at work; raise max_in_flight to {wanted} or more"
+                "concurrency is {wanted} and max_in_flight {most}: only {most} handlers could ever be at work; raise max_in_flight to {wanted} or more"
             ));
         }
         if self.retry.max_attempts == 0 {

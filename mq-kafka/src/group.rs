@@ -30,7 +30,12 @@ pub(crate) fn begin(
 
 /// The partitions of a topic that has to exist.
 pub(crate) fn existing(cluster: &Cluster, topic: &str) -> Result<u32> {
-    let missing = || Error::new(ErrorKind::NotFound, format!("topic '{topic}' does not exist"));
+    let missing = || {
+        Error::new(
+            ErrorKind::NotFound,
+            format!("topic '{topic}' does not exist; make it first, or use Provisioning::Create"),
+        )
+    };
     cluster.partitions(topic)?.ok_or_else(missing)
 }
 

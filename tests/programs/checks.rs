@@ -31,22 +31,22 @@ fn workers(url: &str) -> [Program; 2] {
     })
 }
 
-fn publish(url: &str) {
-    let publisher = Program::start("publisher", &[&TASKS.to_string()], url);
+fn publish(url: &str, tasks: usize) {
+    let publisher = Program::start("publisher", &[&tasks.to_string()], url);
     assert!(publisher.ends(PATIENCE).success(), "{:?}", publisher.lines());
-    assert_eq!(publisher.lines(), [format!("{TASKS} of {TASKS} tasks are with the broker")]);
+    assert_eq!(publisher.lines(), [format!("{tasks} of {tasks} tasks are with the broker")]);
 }
 
 /// Each of two workers handles at least `least` of the tasks, and none is handled twice.
-pub(crate) fn two_workers_share_the_tasks(server: &Server, least: usize) {
+pub(crate) fn two_workers_share_the_tasks(server: &Server, tasks: usize, least: usize) {
     let [anna, ben] = workers(&server.url());
-    publish(&server.url());
-    wait(PATIENCE, "all tasks", || counts(&[&anna, &ben]).len() == TASKS);
+    publish(&server.url(), tasks);
+    wait(PATIENCE, "all tasks", || counts(&[&anna, &ben]).len() == tasks);
     for worker in [&anna, &ben] {
         worker.knock(Knock::Interrupt);
         assert!(worker.ends(PATIENCE).success());
         let n = handled(worker).len();
-        assert!(n >= least, "{n} of {TASKS}");
+        assert!(n >= least, "{n} of {tasks}");
         assert!(
             worker.lines().last().unwrap().ends_with(&format!("ended: {n} handled")),
             "{:?}",
@@ -61,7 +61,7 @@ pub(crate) fn two_workers_share_the_tasks(server: &Server, least: usize) {
 /// of all that it handled.
 pub(crate) fn one_worker_is_killed(server: &Server, again: impl FnOnce(&[String]) -> usize) {
     let [anna, ben] = workers(&server.url());
-    publish(&server.url());
+    publish(&server.url(), TASKS);
     wait(PATIENCE, "a part of the tasks", || handled(&anna).len() >= 100);
     anna.knock(Knock::Kill);
     let _ = anna.ends(PATIENCE);

@@ -169,7 +169,10 @@ fn check_count(topic: &Wanted, n: u32) -> Result<()> {
     match topic.asked {
         Some(asked) if asked != n => Err(Error::new(
             ErrorKind::Topology,
-            format!("topic '{}' has {n} partitions, and {asked} were asked for; keys would move", topic.name),
+            format!(
+                "topic '{}' has {n} partitions, and {asked} were asked for; keys would move: ask for {n}, or leave the number out",
+                topic.name
+            ),
         )),
         _ => Ok(()),
     }
