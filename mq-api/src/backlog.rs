@@ -23,7 +23,7 @@ impl Count {
         }
     }
 
-    /// Whether `n` is possible.
+    /// Whether `n` is possible. `admits(0)` is not "is zero": a bound like "at most 300" admits it too; see [`exact`](Self::exact).
     pub fn admits(self, n: u64) -> bool {
         match self {
             Self::Exact(x) => n == x,

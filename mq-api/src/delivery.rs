@@ -190,7 +190,7 @@ impl Delivery {
         self.settle(Disposition::Nack { failure, after: None })
     }
 
-    /// Like [`nack`](Self::nack), with a delay of the caller's: never early while this process lives, late by at most
+    /// Like [`nack`](Self::nack), with a delay of the caller's: never early while this consumer lives, late by at most
     /// max(1 s, 10 %) while a member runs.
     pub fn nack_after(self, after: Duration, error: impl Into<BoxError>) -> Settling {
         let failure = Some(Box::new(Failure::from_error(error.into())));

@@ -48,7 +48,7 @@ impl Outcome {
         Self::Nack { failure: Box::new(Failure::from_error(error.into())), after: None }
     }
 
-    /// It failed; try again after this time. Never early while this process lives.
+    /// It failed; try again after this time. Never early while this worker runs.
     #[cold]
     pub fn retry_after(after: Duration, error: impl Into<BoxError>) -> Self {
         Self::Nack { failure: Box::new(Failure::from_error(error.into())), after: Some(after) }
