@@ -88,8 +88,10 @@ async fn serve(
                 To::Back => (ladder.queue().to_owned(), None),
                 To::Alone => (crate::alone::queue(ladder.queue()), None),
                 To::Delay | To::Settle => {
-                    let left = job.notes.due.unwrap_or(0).saturating_sub(millis(session.env.wall()));
-                    let rest = if matches!(job.to, To::Delay) { Duration::from_millis(left) } else { SETTLED_BY };
+                    let rest = match job.to {
+                        To::Settle => SETTLED_BY,
+                        _ => job.notes.rest(millis(session.env.wall())),
+                    };
                     let mut declarer = Declarer::new(connections, Role::Publish, Provisioning::Create);
                     match ladder.place(rest, &mut declarer).await {
                         Ok(place) => place,

@@ -24,7 +24,6 @@ use mq_api::{DeadLetterPolicy, Error, ErrorKind, Event, Gap, GapCause, Position,
 use mq_core::{Carry, End, Incoming, Lane, Plan, Run, Session, Token};
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// The second half of a token: the channel of the group's queue, or that of the suspects.
@@ -355,7 +354,7 @@ impl Reader {
     fn sort(&mut self, tag: u64, redelivered: bool, arrived: Arrived, now: u64, batch: &mut Vec<Incoming>) {
         let Arrived { message, mut notes, returned, offset } = arrived;
         self.is_stream |= offset.is_some();
-        let rest = Duration::from_millis(notes.due.unwrap_or(0).saturating_sub(now));
+        let rest = notes.rest(now);
         if !rest.is_zero() && (Rung::of(rest).is_some() || !self.lane.may_park()) {
             self.start_copy(Copy { token: Token(tag, MAIN), to: To::Delay, message, notes });
             return;

@@ -220,7 +220,7 @@ impl Steps {
         let mut failure = None;
         self.refused.retain(|(_, until, _)| *until > Instant::now());
         for (tag, arrived) in taken {
-            let rest = Duration::from_millis(arrived.notes.due.unwrap_or(0).saturating_sub(now));
+            let rest = arrived.notes.rest(now);
             let (queue, rung) = match self.place(rest, &mut declarer).await {
                 Ok(place) => place,
                 // The others do not wait for it. It goes back, and when it is due it needs no delay queue.

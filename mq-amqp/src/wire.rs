@@ -6,7 +6,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, ByteArray, FieldTable, LongString, ShortString};
 use mq_api::{Error, ErrorKind, Headers, Message, Outcome, Result};
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 pub(crate) const KEY: &str = "x-mq-key";
 pub(crate) const ID: &str = "x-mq-id";
@@ -47,6 +47,11 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
+    /// What is left at that time, in milliseconds since 1970, until it is due.
+    pub(crate) fn rest(&self, now: u64) -> Duration {
+        Duration::from_millis(self.due.unwrap_or(0).saturating_sub(now))
+    }
+
     /// The trial that is recorded, if one is, was none.
     pub(crate) fn untried(&mut self) {
         if self.armed.take().is_some() {

@@ -7,7 +7,7 @@ use crate::commit::{Mark, commit_within};
 use crate::delay::{RetryTopics, retry_group};
 use crate::ffi::Entry;
 use crate::group::{self, group_id};
-use crate::letters::{Letters, Store};
+use crate::letters::Store;
 use crate::record::Record;
 use crate::topology::{Cluster, REQUEST, Wanted, options, patient};
 use crate::{fault, start};
@@ -15,7 +15,7 @@ use mq_api::{
     Admin, Backlog, DeadLetter, Error, ErrorKind, Group, GroupInfo, PendingDelivery, Provisioning, RedriveOptions,
     RedriveReport, Result, Start, Topic, TopicInfo, TopicSpec, async_trait,
 };
-use mq_core::redrive;
+use mq_core::redrive::{self, DeadLetterStore};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use std::sync::Arc;
@@ -29,9 +29,7 @@ impl KafkaAdmin {
     pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
         Self { cluster }
     }
-}
 
-impl KafkaAdmin {
     /// Fails when there is neither such a group nor a topic of its dead letters.
     async fn letters(&self, topic: &Topic, group: &Group) -> Result<Store> {
         check(topic, Some(group))?;
@@ -295,14 +293,7 @@ impl Admin for KafkaAdmin {
     }
 
     async fn dead_letters(&self, topic: &Topic, group: &Group, limit: usize) -> Result<Vec<DeadLetter>> {
-        check(topic, Some(group))?;
-        let (topic, group) = (topic.clone(), group.clone());
-        self.cluster
-            .blocking(move |c| match Letters::open(c, &topic, &group)? {
-                Some(letters) => letters.page(None, limit),
-                None => backlog(c, &topic, &group).map(|_| Vec::new()),
-            })
-            .await
+        self.letters(topic, group).await?.page(None, limit).await
     }
 
     async fn redrive(&self, topic: &Topic, group: &Group, options: RedriveOptions) -> Result<RedriveReport> {

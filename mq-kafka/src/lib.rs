@@ -16,8 +16,9 @@
 //! | `client_id`, `rack`, `instance_id`, `group_protocol`, `compression`, `address_family` | as librdkafka knows them |
 //! | `librdkafka.<property>` | passed through; those that would break the contract are refused by name |
 //!
-//! SCRAM, OAUTHBEARER and TLS need the feature `tls` or `tls-vendored` (of `anymq`: `kafka-tls`, `kafka-tls-vendored`). OAUTHBEARER is untried, and so are `zstd`, `gssapi`,
-//! `rack`, `instance_id` and `group_protocol=consumer`: no test has been seen to pass with them.
+//! SCRAM, OAUTHBEARER and TLS need the feature `tls` or `tls-vendored` (of `anymq`: `kafka-tls`, `kafka-tls-vendored`). OAUTHBEARER
+//! is untried, and so are `zstd`, `gssapi`, `rack`, `instance_id` and `group_protocol=consumer`: no test has been seen to pass with
+//! them.
 //!
 //! # Mapping
 //!

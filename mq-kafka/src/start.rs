@@ -9,7 +9,7 @@ use crate::{fault, wire};
 use mq_api::ErrorKind as K;
 use mq_api::{Error, ErrorKind, Provisioning, ReplayFrom, Result, Start};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -65,8 +65,8 @@ fn committed_once(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32) ->
 
 /// The client calls a partition unknown that has no leader just now. That it exists was seen before it was asked about, so that it
 /// is worth to ask again.
-fn of_leader(error: &KafkaError) -> Code {
-    match error.rdkafka_error_code() {
+fn of_leader(code: Option<Code>) -> Code {
+    match code {
         Some(Code::UnknownPartition) => Code::LeaderNotAvailable,
         code => code.unwrap_or(Code::Fail),
     }
@@ -80,7 +80,7 @@ pub(crate) fn told_ends(
     limit: Duration,
 ) -> std::result::Result<(u64, u64), Code> {
     let (low, high) = consumer.fetch_watermarks(topic, partition, limit).map_err(|error| {
-        let code = of_leader(&error);
+        let code = of_leader(error.rdkafka_error_code());
         if code == Code::LeaderNotAvailable {
             // Else the client goes on by what it knows of the leader. Nothing is wanted of the answer but that it has it.
             let _ = consumer.fetch_metadata(Some(topic), limit);
@@ -116,12 +116,12 @@ pub(crate) fn resolve(consumer: &BaseConsumer<Ctx>, topic: &str, partitions: u32
                 list.add_partition_offset(topic, partition as i32, offset).map_err(|e| fault::error(doing(), e))?;
             }
             let found = consumer.offsets_for_times(list, REQUEST);
-            let found = found.map_err(|e| fault::coded(doing(), of_leader(&e)))?;
+            let found = found.map_err(|e| fault::coded(doing(), of_leader(e.rdkafka_error_code())))?;
             for entry in ffi::entries(&found) {
-                if let Some(code) = entry.error {
+                if entry.error.is_some() {
                     // The others were answered all the same. What stands here as an offset is none: it is the time that was
                     // asked for, or that of a first try, which reads as "nothing is that young".
-                    return Err(fault::coded(doing(), of_leader(&KafkaError::Global(code))));
+                    return Err(fault::coded(doing(), of_leader(entry.error)));
                 }
                 // Below zero: nothing is that young, so from now on.
                 out.push(match u64::try_from(entry.offset) {
