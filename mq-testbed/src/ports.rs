@@ -1,6 +1,5 @@
 //! Free ports on 127.0.0.1.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::ops::Range;
@@ -14,8 +13,8 @@ use crate::{Problem, Result};
 /// to any client between our look and the server's bind, and again while a killed server is down.
 const RANGE: Range<u16> = 12_000..32_000;
 
-/// Ports handed out by this process, each with its [`Claim`]: a server that is down must find its port free when it comes back.
-static GIVEN: Mutex<Option<HashMap<u16, Claim>>> = Mutex::new(None);
+/// Claims of the ports that this process handed out: a server that is down must find its port free when it comes back.
+static GIVEN: Mutex<Vec<Claim>> = Mutex::new(Vec::new());
 
 /// A name that only one process of this machine can have at a time, and that the kernel frees when the process ends: between our
 /// look and the server's bind, seconds later for a Java machine, the port looks free to every other run.
@@ -40,17 +39,15 @@ impl Claim {
 /// When no port of the range is free.
 pub fn free_port() -> Result<u16> {
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let given = given.get_or_insert_default();
     let width = u64::from(RANGE.end - RANGE.start);
     for attempt in 0..2_000_u64 {
         // Each RandomState has keys of its own: enough of a dice for this, without a dependency.
         let dice = RandomState::new().hash_one(attempt) % width;
         let port = RANGE.start + u16::try_from(dice).unwrap_or(0);
-        if !given.contains_key(&port)
-            && let Some(claim) = Claim::of(port)
+        if let Some(claim) = Claim::of(port)
             && is_free(port)
         {
-            given.insert(port, claim);
+            given.push(claim);
             return Ok(port);
         }
     }

@@ -239,8 +239,7 @@ impl Server {
     /// # Errors
     /// When it is not running, or has to be killed after 30 s.
     pub fn stop(&mut self) -> Result<Killed> {
-        self.watched = None;
-        let mut main = self.main.take().ok_or_else(|| self.not_running("stop"))?;
+        let mut main = self.let_go("stop")?;
         let pid = main.pid();
         main.signal(self.recipe.stop_signal());
         // A frozen process takes the signal only once it is thawed.
@@ -256,8 +255,7 @@ impl Server {
     /// # Errors
     /// When it is not running.
     pub fn kill(&mut self) -> Result<Killed> {
-        self.watched = None;
-        let mut main = self.main.take().ok_or_else(|| self.not_running("kill"))?;
+        let mut main = self.let_go("kill")?;
         let pid = main.pid();
         main.kill();
         Ok(Killed { pid })
@@ -307,6 +305,12 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    /// Its process, whose end is expected from now on.
+    fn let_go(&mut self, what: &str) -> Result<Process> {
+        self.watched = None;
+        self.main.take().ok_or_else(|| self.not_running(what))
     }
 
     fn not_running(&self, what: &str) -> Problem {

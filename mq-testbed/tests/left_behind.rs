@@ -21,8 +21,15 @@ impl Holder {
             skip(&problem.to_string());
             return None;
         }
+        // Which server is missing, and why, is for whoever reads the failure.
+        let holder = Self::of(&["redis", "rabbitmq", "kafka", "postgres"], Stdio::inherit());
+        assert!(holder.left() >= 5, "four servers are at least five processes");
+        Some(holder)
+    }
+
+    fn of(servers: &[&str], errors: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_hold-servers"))
-            .args(["redis", "rabbitmq", "kafka", "postgres"])
+            .args(servers)
             // Its own servers, also where the tests were given some.
             .env_remove("MQ_TEST_REDIS_URL")
             .env_remove("MQ_TEST_AMQP_URL")
@@ -30,17 +37,14 @@ impl Holder {
             .env_remove("MQ_TEST_POSTGRES_URL")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Which server is missing, and why, is for whoever reads the failure.
-            .stderr(Stdio::inherit())
+            .stderr(errors)
             .spawn()
             .unwrap();
         let mut told = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut told).unwrap();
-        assert_eq!(told, "4 up\n");
+        assert_eq!(told, format!("{} up\n", servers.len()));
         let runs = root().join("runs").join(format!("{}-0", child.id()));
-        let holder = Self { child, runs };
-        assert!(holder.left() >= 5, "four servers are at least five processes");
-        Some(holder)
+        Self { child, runs }
     }
 
     fn left(&self) -> usize {
@@ -99,22 +103,11 @@ fn a_server_that_ends_by_itself_ends_what_waits_for_it() {
         skip(&problem.to_string());
         return;
     }
-    let mut holder = Command::new(env!("CARGO_BIN_EXE_hold-servers"))
-        .arg("redis")
-        .env_remove("MQ_TEST_REDIS_URL")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut told = String::new();
-    BufReader::new(holder.stdout.as_mut().unwrap()).read_line(&mut told).unwrap();
-    assert_eq!(told, "1 up\n");
-    let runs = root().join("runs").join(format!("{}-0", holder.id()));
+    let Holder { mut child, runs } = Holder::of(&["redis"], Stdio::piped());
     let server = running().into_iter().find(|process| process.folder.starts_with(&runs)).unwrap();
     send(u32::try_from(server.pid).unwrap(), Knock::Kill);
-    assert!(eventually(Duration::from_secs(15), || holder.try_wait().unwrap().is_some()), "it waits for a dead server");
-    let output = holder.wait_with_output().unwrap();
+    assert!(eventually(Duration::from_secs(15), || child.try_wait().unwrap().is_some()), "it waits for a dead server");
+    let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(70));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains(&format!("(process {}) ended though nobody ended it here", server.pid)), "{said}");
